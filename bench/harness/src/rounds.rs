@@ -296,8 +296,7 @@ pub fn measured<E, F: Display>(
     Ok(cells.into_iter().filter_map(CellSamples::record).collect())
 }
 
-/// Rounds in turns: one of each cell, each turn beginning with another cell. `round` gets a cell's index and the number
-/// of repetitions.
+/// Rounds of all cells, [`in_turns`]. `round` gets a cell's index and the number of repetitions.
 ///
 /// # Errors
 /// A row that did not do what it must.
@@ -308,13 +307,13 @@ pub fn take_turns<F: Display>(
     reps: &[usize],
     mut round: impl FnMut(usize, usize) -> Result<Sample, F>,
 ) -> Result<(), Error> {
-    for turn in 0..rounds {
-        for place in 0..cells.len() {
-            let at = (place + turn) % cells.len();
-            take_turn(run, &mut cells[at], reps[at], |reps| round(at, reps))?;
-        }
-    }
-    Ok(())
+    in_turns(rounds, cells.len())
+        .try_for_each(|(_, at)| take_turn(run, &mut cells[at], reps[at], |reps| round(at, reps)))
+}
+
+/// The turn and the index of the cell of each round: one of each cell, each turn beginning with another cell.
+pub fn in_turns(turns: usize, cells: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..turns).flat_map(move |turn| (0..cells).map(move |place| (turn, (place + turn) % cells)))
 }
 
 /// One round of one cell, of `reps` repetitions.
@@ -339,12 +338,23 @@ pub fn take_turn<F: Display>(
     Ok(())
 }
 
-/// Grows the number of repetitions until a round is long enough, and returns it.
+/// Grows the number of repetitions from one until a round is long enough, and returns it.
 ///
 /// # Errors
 /// Those of `repeat`.
-pub fn enough<F>(round: Duration, mut repeat: impl FnMut(usize) -> Result<Duration, F>) -> Result<usize, F> {
-    let mut reps = 1;
+pub fn enough<F>(round: Duration, repeat: impl FnMut(usize) -> Result<Duration, F>) -> Result<usize, F> {
+    enough_from(1, round, repeat)
+}
+
+/// Grows the number of repetitions from `reps`, as [`enough`] does.
+///
+/// # Errors
+/// Those of `repeat`.
+pub fn enough_from<F>(
+    mut reps: usize,
+    round: Duration,
+    mut repeat: impl FnMut(usize) -> Result<Duration, F>,
+) -> Result<usize, F> {
     loop {
         let elapsed = repeat(reps)?;
         if elapsed >= round {
@@ -355,7 +365,7 @@ pub fn enough<F>(round: Duration, mut repeat: impl FnMut(usize) -> Result<Durati
 }
 
 /// Repetitions to try after `reps` took `elapsed`: enough for a round, at most sixteen times as many.
-pub fn scale(reps: usize, elapsed: Duration, round: Duration) -> usize {
+fn scale(reps: usize, elapsed: Duration, round: Duration) -> usize {
     let factor = round.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
     ((reps as f64 * factor.clamp(1.0, 16.0) * 1.05).ceil() as usize).max(reps + 1)
 }

@@ -4,17 +4,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use crate::Error;
-use crate::machine::{pin_to, preemptions};
+use crate::machine::preemptions;
 use crate::record::Record;
 use crate::rows::Unavailable;
 use crate::rows::mixed::{Day, Done, REQUESTS, SCRIPT_STEPS, SENT_PERCENT, rows};
 use crate::subject::{Flaw, check_pages};
-use crate::tables::threads::Gate;
-use crate::tables::{CellSamples, Run, Sample, scale};
+use crate::tables::worker::{self, Gate};
+use crate::tables::{CellSamples, Run, Sample, enough_from, in_turns};
 
 /// Rounds last this much longer than those of one thread, so that the start's share is small.
 const ROUND_FACTOR: u32 = 5;
@@ -30,49 +29,17 @@ enum Answer {
     Held(Vec<usize>),
 }
 
-struct Worker {
-    jobs: Sender<Job>,
-    answers: Receiver<Answer>,
-}
+type Worker = worker::Worker<Job, Answer>;
 
-type Desk = Box<dyn FnOnce() -> Box<dyn Day> + Send>;
-
-impl Worker {
-    fn start<'scope>(
-        scope: &'scope std::thread::Scope<'scope, '_>,
-        desks: Vec<Desk>,
-        cpu: usize,
-    ) -> Result<Worker, Error> {
-        let (jobs, jobs_here) = channel::<Job>();
-        let (answers_here, answers) = channel();
-        let (ready_here, ready) = channel();
-        scope.spawn(move || {
-            if ready_here.send(pin_to(cpu)).is_err() {
-                return;
-            }
-            let mut days: Vec<Box<dyn Day>> = desks.into_iter().map(|desk| desk()).collect();
-            // Ends when the table drops its end of the channel.
-            for job in jobs_here {
-                let answer = match job {
-                    Job::Steps { row, steps, gate, through } => {
-                        gate.pass();
-                        let before = preemptions();
-                        let done = days[row].steps(steps, &through);
-                        Answer::Done(done, preemptions() != before)
-                    }
-                    Job::Held { row } => Answer::Held(days[row].held()),
-                };
-                if answers_here.send(answer).is_err() {
-                    return;
-                }
-            }
-        });
-        ready.recv().map_err(|_| Error::WorkerDied)?.map_err(|error| Error::Pin { cpu, error })?;
-        Ok(Worker { jobs, answers })
-    }
-
-    fn send(&self, job: Job) -> Result<(), Error> {
-        self.jobs.send(job).map_err(|_| Error::WorkerDied)
+fn perform(days: &mut [Box<dyn Day>], job: Job) -> Answer {
+    match job {
+        Job::Steps { row, steps, gate, through } => {
+            gate.pass();
+            let before = preemptions();
+            let done = days[row].steps(steps, &through);
+            Answer::Done(done, preemptions() != before)
+        }
+        Job::Held { row } => Answer::Held(days[row].held()),
     }
 }
 
@@ -93,7 +60,11 @@ pub(crate) fn mixed(run: &mut Run) -> Result<Vec<Record>, Error> {
     }
     let [first, others] = desks;
     let records = std::thread::scope(|scope| {
-        let workers = [Worker::start(scope, first, main)?, Worker::start(scope, others, second)?];
+        let start = |cpu, desks: Vec<Box<dyn FnOnce() -> Box<dyn Day> + Send>>| {
+            let open = || desks.into_iter().map(|desk| desk()).collect::<Vec<_>>();
+            Worker::start(scope, cpu, open, |days, job| perform(days, job))
+        };
+        let workers = [start(main, first)?, start(second, others)?];
         measured(run, &workers, cells)
     });
     run.progress.inc(1);
@@ -105,32 +76,20 @@ fn measured(run: &Run, workers: &[Worker; 2], mut cells: Vec<CellSamples>) -> Re
     let mut steps = Vec::new();
     for (row, cell) in cells.iter().enumerate() {
         // After a few scripts all places have a request.
-        let mut tried = 4 * SCRIPT_STEPS;
-        let percent = day(workers, row, tried, cell)?.sent_percent();
+        let percent = day(workers, row, 4 * SCRIPT_STEPS, cell)?.sent_percent();
         if percent.abs_diff(SENT_PERCENT) > 3 {
             return Err(cell.flawed(Flaw::Sent { percent, wanted: SENT_PERCENT }));
         }
         verify(workers, row, cell)?;
         // At least a whole script, however slow the machine is at the moment: only a whole script has the right mix.
-        tried = SCRIPT_STEPS;
-        loop {
-            let elapsed = day(workers, row, tried, cell)?.elapsed;
-            if elapsed >= round {
-                break;
-            }
-            tried = scale(tried, elapsed, round);
-        }
-        steps.push(tried);
+        steps.push(enough_from(SCRIPT_STEPS, round, |steps| day(workers, row, steps, cell).map(|both| both.elapsed))?);
     }
-    for turn in 0..run.effort.rounds {
-        for place in 0..cells.len() {
-            let row = (place + turn) % cells.len();
-            let total = run.rounds.undisturbed(|| {
-                let both = day(workers, row, steps[row], &cells[row])?;
-                Ok::<_, Error>((both.elapsed.as_nanos() as f64 / both.pages as f64, both.is_disturbed))
-            })?;
-            cells[row].samples.push(Sample::whole(total));
-        }
+    for (_, row) in in_turns(run.effort.rounds, cells.len()) {
+        let total = run.rounds.undisturbed(|| {
+            let both = day(workers, row, steps[row], &cells[row])?;
+            Ok::<_, Error>((both.elapsed.as_nanos() as f64 / both.pages as f64, both.is_disturbed))
+        })?;
+        cells[row].samples.push(Sample::whole(total));
     }
     cells.iter().enumerate().try_for_each(|(row, cell)| verify(workers, row, cell))?;
     Ok(cells.into_iter().filter_map(CellSamples::record).collect())
@@ -158,7 +117,7 @@ fn day(workers: &[Worker; 2], row: usize, steps: usize, cell: &CellSamples) -> R
         worker.send(Job::Steps { row, steps, gate, through })?;
     }
     // Both answers are received before either's error is returned, so that no answer stays in a channel.
-    let [first, second] = [0, 1].map(|at| workers[at].answers.recv());
+    let [first, second] = [0, 1].map(|at| workers[at].answer());
     let done = |answer| match answer {
         Ok(Answer::Done(done, is_disturbed)) => Ok((done.map_err(|flaw| cell.flawed(flaw))?, is_disturbed)),
         _ => Err(Error::WorkerDied),
@@ -177,7 +136,7 @@ fn verify(workers: &[Worker; 2], row: usize, cell: &CellSamples) -> Result<(), E
     let mut all = Vec::new();
     for worker in workers {
         worker.send(Job::Held { row })?;
-        let Ok(Answer::Held(held)) = worker.answers.recv() else { return Err(Error::WorkerDied) };
+        let Answer::Held(held) = worker.answer()? else { return Err(Error::WorkerDied) };
         all.extend(held);
     }
     let pages = all.len();

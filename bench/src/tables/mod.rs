@@ -12,6 +12,7 @@ pub(crate) mod orders;
 pub(crate) mod threads;
 pub(crate) mod total;
 pub(crate) mod touch;
+mod worker;
 
 use std::ops::{Deref, DerefMut};
 
@@ -19,7 +20,7 @@ use std::ops::{Deref, DerefMut};
 use crate::machine::Machine;
 use crate::rows::{Kind, Row};
 pub(crate) use pagemill_harness::rounds::{
-    CellSamples, Effort, Sample, enough, measured, scale, take_turn, take_turns,
+    CellSamples, Effort, Sample, enough, enough_from, in_turns, measured, take_turn, take_turns,
 };
 
 /// A run of the harness, and the rows that it was asked for.

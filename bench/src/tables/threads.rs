@@ -10,16 +10,16 @@
 //! other one is ready: waking up would take longer than the round.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::machine::{pin_to, preemptions};
+use crate::machine::preemptions;
 use crate::record::Record;
 use crate::rows::{Baton, Kind, Need, Row, Site, Unavailable};
 use crate::subject::{Flaw, HAND_OVER_PAGES, Runner};
-use crate::tables::{CellSamples, Run, Sample, scale};
+use crate::tables::worker::{self, Gate};
+use crate::tables::{CellSamples, Run, Sample, enough, enough_from, in_turns};
 
 /// Batch sizes of *own pages*.
 pub(crate) const OWN_SIZES: [usize; 2] = [1, 64];
@@ -32,22 +32,6 @@ const SITE_PAGES: usize = 32768;
 
 /// Rounds last this much longer than those of one thread, so that the start's share is small.
 const ROUND_FACTOR: u32 = 5;
-
-/// Lets two threads start together.
-#[derive(Default)]
-pub(super) struct Gate {
-    arrived: AtomicUsize,
-}
-
-impl Gate {
-    pub(super) fn pass(&self) {
-        // AcqRel and Acquire pair with each other: a thread that sees the second arrival sees all writes before it.
-        self.arrived.fetch_add(1, Ordering::AcqRel);
-        while self.arrived.load(Ordering::Acquire) < 2 {
-            std::hint::spin_loop();
-        }
-    }
-}
 
 enum Work {
     Verify,
@@ -77,53 +61,15 @@ impl Span {
     }
 }
 
-struct Worker {
-    jobs: Sender<Job>,
-    spans: Receiver<Result<Span, Flaw>>,
-    /// Which rows can hand over, by the worker's runners.
-    hands_over: Vec<bool>,
+type Worker = worker::Worker<Job, Result<Span, Flaw>>;
+
+fn wait(worker: &Worker, cell: &CellSamples) -> Result<Span, Error> {
+    worker.answer()?.map_err(|flaw| cell.flawed(flaw))
 }
 
-impl Worker {
-    fn start<'scope>(
-        scope: &'scope std::thread::Scope<'scope, '_>,
-        sites: &'scope [Site],
-        cpu: usize,
-    ) -> Result<Worker, Error> {
-        let (jobs, jobs_here) = channel::<Job>();
-        let (spans_here, spans) = channel();
-        let (ready_here, ready) = channel();
-        scope.spawn(move || {
-            let pinned = pin_to(cpu);
-            let mut runners: Vec<Box<dyn Runner>> = sites.iter().map(|site| site(RING_WORDS)).collect();
-            let abilities = runners.iter().map(|runner| runner.hands_over()).collect();
-            if ready_here.send(pinned.map(|()| abilities)).is_err() {
-                return;
-            }
-            // Ends when the table drops its end of the channel.
-            for job in jobs_here {
-                let span = perform(runners[job.entrant].as_mut(), job.work, job.gate.as_deref());
-                if spans_here.send(span).is_err() {
-                    return;
-                }
-            }
-        });
-        let hands_over = ready.recv().map_err(|_| Error::WorkerDied)?.map_err(|error| Error::Pin { cpu, error })?;
-        Ok(Worker { jobs, spans, hands_over })
-    }
-
-    fn send(&self, job: Job) -> Result<(), Error> {
-        self.jobs.send(job).map_err(|_| Error::WorkerDied)
-    }
-
-    fn wait(&self, cell: &CellSamples) -> Result<Span, Error> {
-        self.spans.recv().map_err(|_| Error::WorkerDied)?.map_err(|flaw| cell.flawed(flaw))
-    }
-
-    fn run(&self, entrant: usize, work: Work, cell: &CellSamples) -> Result<Duration, Error> {
-        self.send(Job { entrant, work, gate: None })?;
-        self.wait(cell).map(Span::time)
-    }
+fn alone(worker: &Worker, entrant: usize, work: Work, cell: &CellSamples) -> Result<Span, Error> {
+    worker.send(Job { entrant, work, gate: None })?;
+    wait(worker, cell)
 }
 
 fn perform(runner: &mut dyn Runner, work: Work, gate: Option<&Gate>) -> Result<Span, Flaw> {
@@ -147,6 +93,8 @@ fn perform(runner: &mut dyn Runner, work: Work, gate: Option<&Gate>) -> Result<S
 struct Table<'a> {
     workers: [Worker; 2],
     entrants: Vec<(&'a Row, usize)>,
+    /// Which rows can hand over, by their index.
+    hands_over: Vec<bool>,
 }
 
 pub(crate) fn threads(run: &mut Run) -> Result<Vec<Record>, Error> {
@@ -169,8 +117,22 @@ pub(crate) fn threads(run: &mut Run) -> Result<Vec<Record>, Error> {
         }
     }
     std::thread::scope(|scope| {
-        let workers = [Worker::start(scope, &sites, main)?, Worker::start(scope, &sites, second)?];
-        let table = Table { workers, entrants };
+        let (tell, told) = channel();
+        let start = |cpu| {
+            let (sites, tell) = (&sites, tell.clone());
+            let open = move || {
+                let runners: Vec<Box<dyn Runner>> = sites.iter().map(|site| site(RING_WORDS)).collect();
+                // Nobody listens if the table has ended with an error.
+                let _ = tell.send(runners.iter().map(|runner| runner.hands_over()).collect());
+                runners
+            };
+            Worker::start(scope, cpu, open, |runners, job| {
+                perform(runners[job.entrant].as_mut(), job.work, job.gate.as_deref())
+            })
+        };
+        let workers = [start(main)?, start(second)?];
+        let hands_over = told.recv().map_err(|_| Error::WorkerDied)?;
+        let table = Table { workers, entrants, hands_over };
         table.verify()?;
         let mut records = Vec::new();
         for n in OWN_SIZES {
@@ -189,7 +151,7 @@ impl Table<'_> {
     fn verify(&self) -> Result<(), Error> {
         for &(row, at) in self.entrants.iter().filter(|(row, _)| row.name != "hand-over") {
             for worker in &self.workers {
-                worker.run(at, Work::Verify, &CellSamples::new("threads", row.row_name(), HAND_OVER_PAGES))?;
+                alone(worker, at, Work::Verify, &CellSamples::new("threads", row.row_name(), HAND_OVER_PAGES))?;
             }
         }
         Ok(())
@@ -203,67 +165,46 @@ impl Table<'_> {
             entrants.iter().map(|(row, _)| [cell("threads-own-1", row), cell("threads-own-2", row)]).collect();
         let mut reps = Vec::new();
         for (&&(_, at), cells) in entrants.iter().zip(&cells) {
-            let mut tried = 1;
-            let mut elapsed = self.workers[0].run(at, Work::Batch { n, reps: tried }, &cells[0])?;
-            while elapsed < round {
-                tried = scale(tried, elapsed, round);
-                elapsed = self.workers[0].run(at, Work::Batch { n, reps: tried }, &cells[0])?;
-            }
-            self.workers[1].run(at, Work::Batch { n, reps: tried }, &cells[0])?;
-            reps.push(tried);
+            let batch = |worker, reps| alone(worker, at, Work::Batch { n, reps }, &cells[0]).map(Span::time);
+            let found = enough(round, |reps| batch(&self.workers[0], reps))?;
+            batch(&self.workers[1], found)?;
+            reps.push(found);
         }
-        for turn in 0..run.effort.rounds {
-            for place in 0..entrants.len() {
-                let which = (place + turn) % entrants.len();
-                let [alone, both] = &mut cells[which];
-                let (&(_, at), reps) = (entrants[which], reps[which]);
-                let per_page = |times: [Duration; 2]| (times[0] + times[1]).as_nanos() as f64 / (2 * n * reps) as f64;
-                let spans = run.rounds.undisturbed(|| {
-                    let solo = |worker: &Worker| {
-                        worker.send(Job { entrant: at, work: Work::Batch { n, reps }, gate: None })?;
-                        worker.wait(alone)
-                    };
-                    let spans = [solo(&self.workers[0])?, solo(&self.workers[1])?];
-                    Ok::<_, Error>((spans, spans.iter().any(|span| span.is_disturbed)))
-                })?;
-                alone.samples.push(Sample::whole(per_page(spans.map(Span::time))));
-                let spans = run.rounds.undisturbed(|| {
-                    let spans = self.together(at, both, || [Work::Batch { n, reps }, Work::Batch { n, reps }])?;
-                    Ok::<_, Error>((spans, spans.iter().any(|span| span.is_disturbed)))
-                })?;
-                both.samples.push(Sample::whole(per_page(spans.map(Span::time))));
-            }
+        for (_, which) in in_turns(run.effort.rounds, entrants.len()) {
+            let [solo, both] = &mut cells[which];
+            let (&(_, at), reps) = (entrants[which], reps[which]);
+            let per_page = |times: [Duration; 2]| (times[0] + times[1]).as_nanos() as f64 / (2 * n * reps) as f64;
+            let spans = run.rounds.undisturbed(|| {
+                let batch = |worker| alone(worker, at, Work::Batch { n, reps }, solo);
+                let spans = [batch(&self.workers[0])?, batch(&self.workers[1])?];
+                Ok::<_, Error>((spans, spans.iter().any(|span| span.is_disturbed)))
+            })?;
+            solo.samples.push(Sample::whole(per_page(spans.map(Span::time))));
+            let spans = run.rounds.undisturbed(|| {
+                let spans = self.together(at, both, || [Work::Batch { n, reps }, Work::Batch { n, reps }])?;
+                Ok::<_, Error>((spans, spans.iter().any(|span| span.is_disturbed)))
+            })?;
+            both.samples.push(Sample::whole(per_page(spans.map(Span::time))));
         }
         Ok(cells.into_iter().flatten().filter_map(CellSamples::record).collect())
     }
 
     fn hand_over(&self, run: &Run) -> Result<Vec<Record>, Error> {
         let round = run.effort.round * ROUND_FACTOR;
-        let entrants: Vec<_> = self.entrants.iter().filter(|&&(_, at)| self.workers[0].hands_over[at]).collect();
+        let entrants: Vec<_> = self.entrants.iter().filter(|&&(_, at)| self.hands_over[at]).collect();
         let mut cells: Vec<CellSamples> = entrants
             .iter()
             .map(|(row, _)| CellSamples::new("threads-hand-over", row.row_name(), HAND_OVER_PAGES))
             .collect();
         let mut batches = Vec::new();
         for (&&(_, at), cell) in entrants.iter().zip(&cells) {
-            let mut tried = 64;
-            let (mut elapsed, _) = self.cross(at, tried, cell)?;
-            while elapsed < round {
-                tried = scale(tried, elapsed, round);
-                (elapsed, _) = self.cross(at, tried, cell)?;
-            }
-            batches.push(tried);
+            batches.push(enough_from(64, round, |batches| self.cross(at, batches, cell).map(|(elapsed, _)| elapsed))?);
         }
-        for turn in 0..run.effort.rounds {
-            for place in 0..entrants.len() {
-                let which = (place + turn) % entrants.len();
-                let elapsed = run.rounds.undisturbed(|| {
-                    let (elapsed, is_disturbed) = self.cross(entrants[which].1, batches[which], &cells[which])?;
-                    Ok::<_, Error>((elapsed, is_disturbed))
-                })?;
-                let total = elapsed.as_nanos() as f64 / (batches[which] * HAND_OVER_PAGES) as f64;
-                cells[which].samples.push(Sample::whole(total));
-            }
+        for (_, which) in in_turns(run.effort.rounds, entrants.len()) {
+            let cross = || self.cross(entrants[which].1, batches[which], &cells[which]);
+            let elapsed = run.rounds.undisturbed(cross)?;
+            let total = elapsed.as_nanos() as f64 / (batches[which] * HAND_OVER_PAGES) as f64;
+            cells[which].samples.push(Sample::whole(total));
         }
         Ok(cells.into_iter().filter_map(CellSamples::record).collect())
     }
@@ -290,8 +231,7 @@ impl Table<'_> {
             worker.send(Job { entrant, work, gate: Some(Arc::clone(&gate)) })?;
         }
         // Both answers are received before either's error is returned, so that no answer stays in a channel.
-        let spans = [self.workers[0].wait(cell), self.workers[1].wait(cell)];
-        let [first, second] = spans;
+        let [first, second] = [wait(&self.workers[0], cell), wait(&self.workers[1], cell)];
         Ok([first?, second?])
     }
 }

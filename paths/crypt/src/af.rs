@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_stripe_is_needed() {
+    fn every_stripe_is_needed_to_open_a_key() {
         let key: Vec<u8> = (0..64).collect();
         for hash in [Hash::Sha1, Hash::Sha256, Hash::Sha512] {
             let mut material = vec![0; 64 * 50 + 100];

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_hostile_header_asks_for_is_refused_before_it_is_spent() {
+    fn hostile_costs_are_refused_before_they_are_spent() {
         let salt = vec![0; SALT];
         let hostile = [
             Kdf::Argon2 { is_id: true, time: 1, memory_kib: u32::MAX, lanes: 1, salt: salt.clone() },
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_that_argon2_cannot_have_are_errors() {
+    fn invalid_argon2_parameters_are_errors() {
         for (time, memory_kib, lanes, salt) in
             [(0, 64, 1, 16), (1, 7, 1, 16), (1, 64, 0, 16), (1, 64, 1, 7), (1, 64, 9, 16)]
         {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_decides_where_nothing_else_does() {
+    fn a_target_time_chooses_iterations_and_passes() {
         let mut choice = KdfChoice { target: Duration::from_millis(60), ..KdfChoice::new(KdfKind::Pbkdf2) };
         let Kdf::Pbkdf2 { iterations: few, .. } = choice.make(64).unwrap() else { panic!() };
         choice.target *= 100;

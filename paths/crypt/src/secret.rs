@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_locked_and_its_neighbour_stays_so() {
+    fn dropping_a_secret_leaves_its_neighbour_locked() {
         let (a, b) = (Locked::copy_of(b"one"), Locked::copy_of(&[7; 5000]));
         if let Some(why) = lock_failure() {
             return eprintln!("skipped: memory cannot be locked here: {why}");

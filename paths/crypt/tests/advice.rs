@@ -1,4 +1,4 @@
-//! What a failure tells its user: which file, what is wrong with it, and a next step that does no harm.
+//! Error messages: the file, what is wrong with it, and a safe next step.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,7 +16,7 @@ fn told(error: &Error) -> String {
     format!("{error}; {}", error.next_step().unwrap_or("no next step"))
 }
 
-/// What `line` failed with.
+/// The error of `line`.
 #[track_caller]
 fn refused(bench: &Bench, line: &str) -> String {
     match crypt(bench, line) {
@@ -39,9 +39,9 @@ fn volume(size: &str, more: &str) -> Bench {
     bench
 }
 
-/// An old header in place of a whole one brings removed passphrases back, and mends nothing of a file that is cut off.
+/// Restoring an old header would bring removed passphrases back, and would not repair a file that is cut off.
 #[test]
-fn a_file_that_is_cut_off_wants_a_whole_copy_and_never_its_header_restored() {
+fn cut_off_files_advise_a_whole_copy_and_no_header_restore() {
     for (more, lengths) in [
         (CHEAP, &[7, 500, 4096, 16_384, 32_000, 40_000, 16 << 20, (16 << 20) + 100][..]),
         (CHEAP_LUKS1, &[7, 500, 600, 40_000, 1 << 20, 2 << 20, (2 << 20) + 100]),
@@ -58,7 +58,7 @@ fn a_file_that_is_cut_off_wants_a_whole_copy_and_never_its_header_restored() {
             };
             let error = opening(&bench, "@cut --key-file @pw").open(true).unwrap_err();
             check(&told(&error));
-            // What needs a keyslot alone works as long as that is there.
+            // Commands that need only a keyslot work as long as it is there.
             match crypt(&bench, "test-passphrase @cut --key-file @pw") {
                 Ok(_) => assert!(len >= 1 << 20, "{len}"),
                 Err(error) => check(&told(&error)),
@@ -77,7 +77,7 @@ fn a_file_that_is_cut_off_wants_a_whole_copy_and_never_its_header_restored() {
 }
 
 #[test]
-fn a_cut_off_volume_of_a_fixed_size_says_how_long_it_was() {
+fn a_cut_off_volume_of_a_fixed_size_reports_its_full_length() {
     let bench = volume("20M", CHEAP);
     let mut bytes = fs::read(bench.path("a")).unwrap();
     with_metadata(&mut bytes, |json| json["segments"]["0"]["size"] = "4194304".into());
@@ -89,7 +89,7 @@ fn a_cut_off_volume_of_a_fixed_size_says_how_long_it_was() {
 }
 
 #[test]
-fn one_file_for_the_header_and_the_data_is_refused_in_those_words() {
+fn the_same_file_for_header_and_data_is_refused() {
     let bench = Bench::with(&[]).unwrap();
     let path = |name| bench.path(name);
     bench.file("a", 20 << 20);
@@ -103,14 +103,14 @@ fn one_file_for_the_header_and_the_data_is_refused_in_those_words() {
     assert!(!path("new").exists());
     assert!(fs::read(path("a")).unwrap().iter().all(|&byte| byte == 0));
 
-    // A header that lies alone has its data elsewhere: as its own data it would be written over.
+    // A detached header has its data in another file; as its own data it would be overwritten.
     crypt(&bench, &format!("format @a --header @h --key-file @pw {CHEAP}")).unwrap();
     let error = opening(&bench, "@h --header @h --key-file @pw").open(true).unwrap_err();
     assert_has(&told(&error), &["are the same file", "leave --header out"]);
 }
 
 #[test]
-fn a_file_without_a_header_is_named_with_both_ways_on() {
+fn a_missing_header_advises_header_and_format() {
     let bench = Bench::with(&[]).unwrap();
     bench.file("zero", 1 << 20);
     for line in ["info @zero", "test-passphrase @zero --key-file @pw", "add-key @zero --key-file @pw"] {
@@ -123,7 +123,7 @@ fn a_file_without_a_header_is_named_with_both_ways_on() {
 }
 
 #[test]
-fn a_damaged_copy_is_told_of_with_its_file_and_with_what_mends_it() {
+fn a_damaged_copy_is_reported_with_its_file_and_its_repair() {
     let bench = volume("20M", CHEAP);
     let whole = fs::read(bench.path("a")).unwrap();
     for (at, damaged, used) in [(5000, "primary", "secondary"), (21_000, "secondary", "primary")] {
@@ -144,7 +144,7 @@ fn a_damaged_copy_is_told_of_with_its_file_and_with_what_mends_it() {
         assert_has(&added.warnings[0], &[&fault, "mended by this change"]);
         assert!(crypt(&bench, "info @a").unwrap().warnings.is_empty());
     }
-    // Where no change mends it, none is promised.
+    // If no change repairs it, the message does not promise that.
     let mut bytes = whole;
     bytes[..4096].copy_from_slice(&pattern(4096));
     write(&bench.path("a"), &bytes);
@@ -154,7 +154,7 @@ fn a_damaged_copy_is_told_of_with_its_file_and_with_what_mends_it() {
 }
 
 #[test]
-fn a_size_that_is_too_small_is_answered_with_the_smallest_that_works() {
+fn too_small_sizes_are_refused_with_the_smallest_possible() {
     for (more, least) in [
         (CHEAP, (16 << 20) + 4096),
         (&format!("--sector-size 512 {CHEAP}"), (16 << 20) + 512),
@@ -181,9 +181,9 @@ fn a_size_that_is_too_small_is_answered_with_the_smallest_that_works() {
     assert_has(&text, &["the data's file", "the smallest size that works is 4096 bytes"]);
 }
 
-/// Before the passphrase is asked for: here there is none.
+/// Before the passphrase is asked for, which does not exist here.
 #[test]
-fn a_name_that_cannot_be_a_socket_is_refused_with_what_to_do() {
+fn invalid_socket_names_are_refused_with_advice() {
     let bench = volume("20M", CHEAP);
     fs::create_dir(bench.path("dir")).unwrap();
     fs::write(bench.path("file"), "mine").unwrap();
@@ -205,7 +205,7 @@ fn a_name_that_cannot_be_a_socket_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_link_that_leads_nowhere_is_not_formatted_and_says_where_it_leads() {
+fn a_dangling_link_is_not_formatted_and_its_target_is_named() {
     let bench = Bench::with(&[]).unwrap();
     symlink("nowhere", bench.path("link")).unwrap();
     for more in ["", "--size 20M"] {
@@ -233,7 +233,7 @@ fn options_of_argon2_are_refused_for_pbkdf2() {
 }
 
 #[test]
-fn info_says_what_the_header_says_though_the_volume_cannot_be_opened() {
+fn info_shows_the_header_of_a_volume_that_cannot_be_opened() {
     let bench = Bench::with(&[]).unwrap();
     crypt(&bench, &format!("format @data --size 3M --header @h --key-file @pw {CHEAP}")).unwrap();
     let alone = crypt(&bench, "info @h").unwrap().out;
@@ -265,7 +265,7 @@ fn info_says_what_the_header_says_though_the_volume_cannot_be_opened() {
 }
 
 #[test]
-fn an_empty_key_file_is_named() {
+fn an_empty_key_file_is_named_in_the_error() {
     let bench = volume("20M", CHEAP);
     fs::write(bench.path("empty"), "").unwrap();
     let text = refused(&bench, "test-passphrase @a --key-file @empty");

@@ -41,7 +41,7 @@ fn backends() -> impl Iterator<Item = Backend> {
 }
 
 #[test]
-fn the_standards_vectors() {
+fn every_backend_gives_the_standards_vectors() {
     let plain: Vec<u8> = (0..512).map(|i| i as u8).collect();
     let vectors = vectors();
     assert_eq!(vectors.len(), 6);
@@ -60,7 +60,7 @@ fn the_standards_vectors() {
 }
 
 #[test]
-fn lengths_that_do_not_fit_are_refused() {
+fn partial_sectors_and_wrong_key_lengths_are_refused() {
     let xts = Xts::new(&[1; 32]).unwrap();
     let sectors = Sectors { size: SectorSize::LARGEST, first: 0, step: 8 };
     assert!(xts.encrypt(sectors, &[0; 4096], &mut [0; 8192]).is_err());
@@ -71,7 +71,7 @@ fn lengths_that_do_not_fit_are_refused() {
     }
 }
 
-/// One sector a call, by the portable backend: what all else has to give.
+/// One sector a call by the portable backend, as the reference.
 fn by_the_sector(key: &[u8], sectors: Sectors, plain: &[u8]) -> Vec<u8> {
     let xts = Xts::with_backend(key, Backend::Portable).unwrap();
     let mut out = plain.to_vec();
@@ -89,7 +89,7 @@ proptest! {
         key in prop_oneof![prop::collection::vec(any::<u8>(), 32), prop::collection::vec(any::<u8>(), 64)],
         size in prop::sample::select(vec![512u64, 1024, 2048, 4096]),
         count in 0usize..70,
-        // Around the ends of the number's range too: the count of sectors wraps there, as the kernel's does.
+        // Also around the end of the sector numbers' range, where they wrap, as in the kernel.
         first in prop_oneof![any::<u64>(), 0u64..100, (u64::MAX - 100)..=u64::MAX],
         counts_units in any::<bool>(),
         seed in any::<u8>(),

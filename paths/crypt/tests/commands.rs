@@ -35,7 +35,7 @@ pub(crate) fn opening(bench: &Bench, line: &str) -> OpenArgs {
 pub(crate) const CHEAP: &str = "--kdf-iterations 4 --kdf-memory 64 --kdf-lanes 1";
 
 #[test]
-fn a_volumes_life() {
+fn a_volume_is_formatted_shown_and_rekeyed_until_its_last_key() {
     let bench = Bench::with(&[]).unwrap();
     let made = crypt(&bench, &format!("format @a --size 20M --label home --key-file @pw {CHEAP}")).unwrap();
     assert!(made.out.contains("LUKS2, 4.0 MiB of data in 4096-byte sectors"), "{}", made.out);
@@ -61,7 +61,7 @@ fn a_volumes_life() {
     assert!(crypt(&bench, "test-passphrase @a --key-file @other --slot 0").is_err());
     assert!(crypt(&bench, "test-passphrase @a --key-file @other --slot 1").is_err());
 
-    // Nobody locks himself out: keyslot 5 takes the passphrase of another one.
+    // Removing keyslot 5 needs the passphrase of another keyslot, so that nobody locks themselves out.
     assert!(matches!(crypt(&bench, "remove-key @a --slot 5 --key-file @other"), Err(Error::WrongPassphrase { .. })));
     crypt(&bench, "remove-key @a --slot 5 --key-file @pw").unwrap();
     assert!(crypt(&bench, "test-passphrase @a --key-file @other").is_err());
@@ -72,7 +72,7 @@ fn a_volumes_life() {
 }
 
 #[test]
-fn what_is_there_is_not_overwritten() {
+fn format_refuses_existing_headers_and_data() {
     let bench = Bench::with(&[]).unwrap();
     let format = |more: &str| crypt(&bench, &format!("format @a --key-file @pw {CHEAP} {more}"));
     assert!(matches!(format(""), Err(Error::Request(_))), "it is not there, and no size is given");
@@ -82,7 +82,7 @@ fn what_is_there_is_not_overwritten() {
     let before = fs::read(bench.path("a")).unwrap();
     assert!(matches!(format(""), Err(Error::Occupied(_))));
     assert!(matches!(format("--size 30M --force"), Err(Error::Request(_))), "it has another size");
-    // A header with one damaged copy is a header too, and so is one with two.
+    // A header with one damaged copy is still a header, and so is one with two.
     let mut bytes = before.clone();
     bytes[5000] ^= 1;
     bytes[21_000] ^= 1;
@@ -94,13 +94,13 @@ fn what_is_there_is_not_overwritten() {
     assert!(matches!(format(""), Err(Error::Occupied(_))));
     assert!(fs::read(bench.path("a")).unwrap() == bytes);
     format("--force").unwrap();
-    // Not in what is read first, nor anywhere that a signature stands.
+    // Neither at the beginning nor at the place of a signature.
     let mut bytes = vec![0; 20 << 20];
     bytes[10_000_000] = 1;
     write(&bench.path("a"), &bytes);
     assert!(matches!(format(""), Err(Error::Occupied(why)) if why.contains("10000000")));
     format("--force").unwrap();
-    // A file whose header somebody else changes is left alone.
+    // A file whose header another process changes is not touched.
     let held = bench.open("a");
     held.lock().unwrap();
     assert!(matches!(format("--force"), Err(Error::Busy(_))));
@@ -108,7 +108,7 @@ fn what_is_there_is_not_overwritten() {
 }
 
 #[test]
-fn keys_change_beside_an_open_volume() {
+fn keys_can_be_changed_while_the_volume_is_open() {
     let bench = Bench::with(&[]).unwrap();
     crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
     for may_write in [true, false] {
@@ -137,19 +137,19 @@ fn a_signature_that_wipefs_knows_is_named() {
 }
 
 #[test]
-fn what_cannot_be_formatted_is_left_as_it_was() {
+fn a_refused_format_leaves_the_file_unchanged() {
     let bench = Bench::with(&[]).unwrap();
     let format = |line: &str| crypt(&bench, &format!("format --key-file @pw {line}"));
     format(&format!("@a --size 20M {CHEAP}")).unwrap();
     let before = fs::read(bench.path("a")).unwrap();
-    // Both are refused where the keyslot is made, which is after all else was looked at.
+    // Both are refused when the keyslot is made, after all other checks.
     for more in
         ["--kdf-iterations 4 --kdf-memory 1 --kdf-lanes 1", "--kdf-lanes 536870912", "--type luks1 --kdf argon2id"]
     {
         assert!(matches!(format(&format!("@a --force {more}")), Err(Error::Request(_))), "{more}");
         assert!(fs::read(bench.path("a")).unwrap() == before, "{more}");
     }
-    // A header without room for data behind it: there is no backup to speak of.
+    // A header without room for data.
     let error = format(&format!("@b --size 16M {CHEAP}")).unwrap_err();
     assert!(
         matches!(&error, Error::Request(why) if why.contains("the smallest size that works is 16781312 bytes")),
@@ -159,7 +159,7 @@ fn what_cannot_be_formatted_is_left_as_it_was() {
 }
 
 #[test]
-fn only_what_has_blocks_is_opened() {
+fn only_files_and_block_devices_are_opened() {
     let bench = Bench::with(&[]).unwrap();
     let pipe = bench.path("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
@@ -171,7 +171,7 @@ fn only_what_has_blocks_is_opened() {
 }
 
 #[test]
-fn a_volume_opens_with_its_header_elsewhere() {
+fn a_volume_opens_with_a_detached_header() {
     let bench = Bench::with(&[]).unwrap();
     let made = format!("format @data --size 3M --header @header --key-file @pw {CHEAP}");
     crypt(&bench, &made).unwrap();
@@ -185,7 +185,7 @@ fn a_volume_opens_with_its_header_elsewhere() {
 }
 
 #[test]
-fn a_header_that_lies_alone_is_not_served_as_its_own_data() {
+fn a_detached_header_is_not_opened_as_its_own_data() {
     let bench = Bench::with(&[]).unwrap();
     for (kind, cheap) in [("luks1", "--kdf-iterations 1000"), ("luks2", CHEAP)] {
         let header = format!("@{kind}");
@@ -199,7 +199,7 @@ fn a_header_that_lies_alone_is_not_served_as_its_own_data() {
 }
 
 #[test]
-fn limits_can_be_raised() {
+fn cost_limits_can_be_raised() {
     let bench = Bench::with(&[]).unwrap();
     crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
     let tight = crypt(&bench, "test-passphrase @a --key-file @pw --max-kdf-memory 0").unwrap_err();
@@ -213,7 +213,7 @@ fn limits_can_be_raised() {
 }
 
 #[test]
-fn a_keyslot_that_costs_too_much_keeps_nobody_from_removing_another() {
+fn a_too_expensive_keyslot_does_not_block_removing_another() {
     let bench = Bench::with(&[]).unwrap();
     crypt(&bench, "format @a --size 20M --key-file @pw --kdf pbkdf2 --kdf-iterations 5000").unwrap();
     crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @other --slot 1 {CHEAP}")).unwrap();
@@ -224,9 +224,9 @@ fn a_keyslot_that_costs_too_much_keeps_nobody_from_removing_another() {
     assert!(crypt(&bench, "test-passphrase @a --key-file @other").is_err());
 }
 
-/// The keys and the first bytes were computed apart from this crate, with Python's hashlib and cryptography.
+/// The keys and the first bytes were computed independently, with Python's hashlib and cryptography.
 #[test]
-fn plain_mappings() {
+fn plain_mappings_give_the_expected_ciphertext() {
     let bench = Bench::with(&[]).unwrap();
     write(&bench.path("data"), &pattern(64 << 10));
     let open = |more: &str| opening(&bench, &format!("@data --type plain {more}")).open(false).unwrap().volume;
@@ -242,7 +242,7 @@ fn plain_mappings() {
         found.push(secret[..8].iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     }
     assert_eq!(found, PLAIN_BYTES);
-    // A key file is the key, whatever the hash.
+    // A key file is the key; the hash has no effect.
     write(&bench.path("key"), &[9; 80]);
     let volume = open(&format!("--plain-key-size 512 --key-file {}", bench.path("key").display()));
     let by_hand = pagemill_crypt::Xts::new(&[9; 64]).unwrap();
@@ -260,7 +260,7 @@ fn plain_mappings() {
 }
 
 #[test]
-fn what_is_said_of_the_other_kind_of_volume_is_refused() {
+fn options_for_the_other_kind_of_volume_are_refused() {
     let bench = Bench::with(&[]).unwrap();
     crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
     for more in ["--plain-size 8", "--plain-offset 0", "--iv-large-sectors", "--type plain --header @a"] {
@@ -282,7 +282,7 @@ const PLAIN_BYTES: [&str; 5] =
     ["95dfef4332909494", "7dc8a844270a8a33", "247bf139c7207418", "660d02e2108ee31a", "f8db2143a46221b2"];
 
 #[test]
-fn what_is_said_fits_a_terminal_and_names_no_passphrase() {
+fn output_fits_a_terminal_and_has_no_passphrase() {
     use clap::CommandFactory;
     let mut command = Program::command();
     let help = command.render_long_help().to_string();
@@ -310,7 +310,7 @@ fn what_is_said_fits_a_terminal_and_names_no_passphrase() {
 }
 
 #[test]
-fn keys_of_a_detached_header_are_looked_after_beside_the_data() {
+fn keys_of_a_detached_header_can_be_changed() {
     let bench = Bench::with(&[]).unwrap();
     bench.file("data", 4 << 20);
     crypt(&bench, &format!("format @data --header @header --key-file @pw {CHEAP}")).unwrap();
@@ -326,7 +326,7 @@ fn keys_of_a_detached_header_are_looked_after_beside_the_data() {
 }
 
 #[test]
-fn scripts_read_what_was_done() {
+fn json_reports_what_was_done() {
     let bench = Bench::with(&[]).unwrap();
     let json = |line: &str| -> serde_json::Value {
         serde_json::from_str(&crypt(&bench, &format!("{line} --json")).unwrap().out).unwrap()

@@ -1,4 +1,4 @@
-//! Headers, held against `cryptsetup` in both directions: what one makes, the other opens, with the same volume key.
+//! Headers, compared with `cryptsetup` in both directions: each opens what the other makes, with the same volume key.
 
 use crate::common::*;
 use pagemill_crypt::kdf::KdfKind;
@@ -12,7 +12,7 @@ const KINDS: [(KdfKind, &str, u64); 4] = [
     (KdfKind::Argon2id, "argon2id", 4096),
 ];
 
-/// `cryptsetup`'s words for a function that costs next to nothing.
+/// `cryptsetup`'s options for a cheap function.
 fn cheap_words(kdf: &str) -> String {
     match kdf {
         "pbkdf2" => "--pbkdf pbkdf2 --pbkdf-force-iterations 1000".to_owned(),
@@ -32,7 +32,7 @@ fn both_agree(bench: &Bench, image: &str, slot: u32, passphrase: &[u8], pw: &str
 }
 
 #[test]
-fn cryptsetup_opens_what_is_made_here() {
+fn cryptsetup_opens_volumes_formatted_here() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for bits in [256, 512] {
         for (kind, kdf, sector) in KINDS {
@@ -54,7 +54,7 @@ fn cryptsetup_opens_what_is_made_here() {
 }
 
 #[test]
-fn what_cryptsetup_makes_opens_here() {
+fn volumes_formatted_by_cryptsetup_open() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for bits in [256, 512] {
         for (_, kdf, sector) in KINDS {
@@ -80,7 +80,7 @@ fn what_cryptsetup_makes_opens_here() {
 }
 
 #[test]
-fn keys_are_added_and_removed_by_turns() {
+fn cryptsetup_and_this_crate_add_and_remove_keys_in_turn() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for version in [1, 2] {
         let file = bench.file("a", 20 * MIB);
@@ -106,7 +106,7 @@ fn keys_are_added_and_removed_by_turns() {
 }
 
 #[test]
-fn what_is_not_understood_survives_a_change() {
+fn unknown_metadata_survives_a_change() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     bench.file("a", 20 * MIB);
     bench
@@ -124,7 +124,7 @@ fn what_is_not_understood_survives_a_change() {
     assert_eq!(json["tokens"]["0"]["what"]["ever"][1], 2);
     assert_eq!(json["keyslots"]["0"]["priority"], 2);
     assert!(bench.ok("cryptsetup luksDump a").contains("home"));
-    // And what refers to a keyslot that goes, no longer does: `cryptsetup` checks that.
+    // References to a removed keyslot are removed, which `cryptsetup` checks.
     luks.remove_key(&file, 0, false).unwrap();
     let json: serde_json::Value =
         serde_json::from_str(&bench.ok("cryptsetup luksDump --dump-json-metadata a")).unwrap();
@@ -132,7 +132,7 @@ fn what_is_not_understood_survives_a_change() {
 }
 
 #[test]
-fn a_priority_decides_who_is_tried() {
+fn keyslots_are_tried_by_priority() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     let file = bench.file("a", 20 * MIB);
     let mut luks = Luks::format(&file, &new(2, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
@@ -148,7 +148,7 @@ fn a_priority_decides_who_is_tried() {
 }
 
 #[test]
-fn headers_of_every_size() {
+fn headers_of_every_size_are_read_and_repaired() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for kib in [16, 32, 64, 128, 256, 512, 1024, 2048, 4096] {
         let file = bench.file("a", 40 * MIB);
@@ -157,7 +157,7 @@ fn headers_of_every_size() {
             "cryptsetup luksFormat -q --type luks2 --luks2-metadata-size {kib}k {cheap_words} --key-file pw a"
         ));
         both_agree(&bench, "a", 0, PASSPHRASE, "pw");
-        // The second copy is found without the first, and what is written puts it back.
+        // The second copy is found without the first, and the next write restores the first.
         damage(&file, 5);
         let mut luks = Luks::read(&file).unwrap();
         assert_eq!(luks.faults().len(), 1, "{kib} KiB");
@@ -177,7 +177,7 @@ fn damage(file: &std::fs::File, at: u64) {
 }
 
 #[test]
-fn detached_headers() {
+fn detached_headers_open_in_both_programs() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for version in [1, 2] {
         let data = bench.file("data", 3 * MIB);

@@ -1,4 +1,4 @@
-//! Contents, held against what `cryptsetup reencrypt` and `qemu-img` make of the same bytes.
+//! Contents, compared with what `cryptsetup reencrypt` and `qemu-img` make of the same bytes.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use pagemill_crypt::kdf::KdfKind;
 const CHEAP: &str = "--pbkdf pbkdf2 --pbkdf-force-iterations 1000";
 
 #[test]
-fn what_cryptsetup_encrypts_is_read_here() {
+fn volumes_encrypted_by_cryptsetup_are_read() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     let plain = pattern(4 * MIB as usize);
     for bits in [256, 512] {
@@ -27,7 +27,7 @@ fn what_cryptsetup_encrypts_is_read_here() {
 }
 
 #[test]
-fn cryptsetup_decrypts_what_is_written_here() {
+fn cryptsetup_decrypts_volumes_written_here() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     let plain = pattern(4 * MIB as usize);
     for bits in [256, 512] {
@@ -54,7 +54,8 @@ fn qemu_and_this_crate_read_each_others_luks1() {
         let cipher =
             format!("cipher-alg=aes-{},cipher-mode=xts,ivgen-alg=plain64,hash-alg=sha256,iter-time=10", bits / 2);
         let line = format!("qemu-img convert {secret} -f raw -O luks -o key-secret=pw,{cipher} raw theirs");
-        // Its calibration reads a clock that sometimes has not moved; it says so, and works when it is asked again.
+        // Its calibration reads a clock that sometimes has not moved. Then it fails with this message, and works when
+        // it is run again.
         let is_unlucky = |_: &u32| String::from_utf8_lossy(&bench.run(&line).stderr).contains("accurate CPU usage");
         assert!((0..50).find(|n| !is_unlucky(n)).is_some(), "{line}: not in 50 tries");
         let file = bench.open("theirs");
@@ -71,7 +72,7 @@ fn qemu_and_this_crate_read_each_others_luks1() {
 }
 
 #[test]
-fn odd_sizes_are_cut_or_refused_as_cryptsetup_does() {
+fn odd_sizes_are_cut_or_refused_as_by_cryptsetup() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     for (sector, len, is_refused) in [
         (512, 18 * MIB + 512, false),

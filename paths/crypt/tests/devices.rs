@@ -1,4 +1,5 @@
-//! Block devices: who has one keeps others out, by whatever name they come. They are loop devices, which take root.
+//! Block devices: a program that uses one keeps others out, under any of its names. The tests use loop devices, which
+//! need root.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +10,7 @@ use crate::commands::{CHEAP, crypt, opening};
 use crate::common::*;
 use pagemill_crypt::Error;
 
-/// A loop device over a file of 40 MiB, and what is mounted; both go with it.
+/// A loop device over a file of 40 MiB, and its mount; both are removed when it is dropped.
 struct Loop {
     bench: Bench,
     device: String,
@@ -17,7 +18,7 @@ struct Loop {
 }
 
 impl Loop {
-    /// None, and a line that says so, where there are none.
+    /// `None`, and a line that says so, if there are no loop devices.
     fn new(tools: &[&str]) -> Option<Self> {
         let bench = Bench::with(&[&["losetup"], tools].concat())?;
         bench.file("a", 40 * MIB);
@@ -30,7 +31,7 @@ impl Loop {
         Some(Self { bench, device, mounted: None })
     }
 
-    /// Puts a file system on it and mounts that, so that it writes nothing by itself. False, and a line that says so, where nothing is mounted.
+    /// Makes a file system on it and mounts it read-only. False, and a line that says so, if mounting is not possible.
     fn mount(&mut self) -> bool {
         self.bench.ok(&format!("mke2fs -q -F {}", self.device));
         let at = self.bench.path("mounted");
@@ -59,8 +60,7 @@ impl Loop {
     }
 }
 
-/// Tries again while it is refused: a process that another test is just starting has the device too, until it is another
-/// program.
+/// Tries again while the device is in use: a child process of another test shares it until it executes another program.
 fn soon<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> T {
     let mut done = None;
     until("nobody to have the device", || {
@@ -102,7 +102,7 @@ fn a_mounted_device_is_neither_formatted_nor_opened() {
         let plain = opening(&device.bench, &format!("{name} --type plain --key-file @pw")).open(may_write);
         assert!(is_in_use(plain.as_ref().unwrap_err()), "{plain:?}");
     }
-    // The file behind it is the same bytes.
+    // The file behind it has the same bytes.
     let refused = device.format("@a", "--force").unwrap_err();
     assert!(is_in_use(&refused) && refused.to_string().contains(&name), "{refused}");
     let refused = opening(&device.bench, "@a --type plain --key-file @pw").open(true).unwrap_err();
@@ -114,7 +114,7 @@ fn a_mounted_device_is_neither_formatted_nor_opened() {
 }
 
 #[test]
-fn a_device_and_the_file_behind_it_are_not_used_at_once() {
+fn a_device_and_the_file_behind_it_exclude_each_other() {
     let Some(device) = Loop::new(&[]) else { return };
     let name = device.device.clone();
     soon(|| device.format(&name, ""));
@@ -130,7 +130,7 @@ fn a_device_and_the_file_behind_it_are_not_used_at_once() {
     assert!(device.opens(&name, false).is_err());
     assert!(device.format(&name, "--force").is_err());
     drop(opened);
-    // Those who read keep those out who write.
+    // Readers keep writers out.
     let opened = soon(|| device.opens("@a", false));
     assert!(device.opens(&name, true).is_err());
     let both = soon(|| device.opens(&name, false));
@@ -139,7 +139,7 @@ fn a_device_and_the_file_behind_it_are_not_used_at_once() {
 }
 
 #[test]
-fn keys_of_a_device_change_beside_whoever_has_it() {
+fn keys_of_a_device_can_be_changed_while_it_is_open() {
     let Some(device) = Loop::new(&["cryptsetup"]) else { return };
     let (bench, name) = (&device.bench, &device.device);
     soon(|| device.format(name, ""));
@@ -155,7 +155,7 @@ fn keys_of_a_device_change_beside_whoever_has_it() {
 }
 
 #[test]
-fn a_devices_header_is_locked_where_cryptsetup_locks_it() {
+fn a_devices_header_lock_is_cryptsetups() {
     let Some(device) = Loop::new(&["cryptsetup"]) else { return };
     let (bench, name) = (&device.bench, &device.device);
     soon(|| device.format(name, ""));
@@ -178,7 +178,7 @@ fn a_devices_header_is_locked_where_cryptsetup_locks_it() {
 }
 
 #[test]
-fn a_device_with_data_behind_its_first_mebibyte_is_not_formatted() {
+fn a_device_with_data_after_its_first_mebibyte_is_not_formatted() {
     let Some(device) = Loop::new(&[]) else { return };
     let name = device.device.clone();
     std::os::unix::fs::FileExt::write_all_at(&device.bench.open("a"), b"here", 39 * MIB).unwrap();

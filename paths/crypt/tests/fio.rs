@@ -1,5 +1,5 @@
-//! fio checks what it wrote: random writes from several connections with flushes among them, read back and compared by
-//! their checksums, and what the file then holds.
+//! fio verifies its writes: random writes from several connections with flushes among them, read back and compared by
+//! checksums.
 
 use crate::common::served::*;
 use crate::common::*;
@@ -31,7 +31,7 @@ fn random_writes_of_several_connections_are_verified() {
     let len = JOBS * EACH;
     for (way, sector) in [(Way::Plain, 512), (Way::Uring, 4096), (Way::Plain, 4096)] {
         let file = bench.file("image", len);
-        // Fewer pages than are asked for at once: some requests go in short parts, and some wait.
+        // Fewer pages than needed at once: some requests are done in short parts, and some wait.
         let setup = Setup { way, pages: 1024, ..Setup::new() };
         let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(len, sector), setup) else {
             continue;
@@ -40,12 +40,12 @@ fn random_writes_of_several_connections_are_verified() {
         let (written, read) = (job["write"]["io_bytes"].as_u64(), job["read"]["io_bytes"].as_u64());
         assert_eq!((written, read), (Some(len), Some(len)), "{way:?}: all of it was written, and read back");
         assert!(job["sync"]["total_ios"].as_u64() > Some(0), "{way:?}: it flushes");
-        // Another run compares what is there, written by the first, and writes nothing.
+        // Another run verifies the first one's data, and writes nothing.
         let again = fio(&bench, &served, sector, "--verify_only=1");
         assert_eq!(again["error"], 0);
         served.stop();
         assert!(plain_contents(&file, sector).iter().any(|&byte| byte != 0));
-        // What somebody changes below it, it sees: one sector decrypts to noise.
+        // It finds a change in the file, which makes one sector decrypt to noise.
         let mut stored = [0];
         let at = EACH + 100_000;
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut stored, at).unwrap();

@@ -1,4 +1,4 @@
-//! Headers that are damaged, cut off, hostile, or half written.
+//! Headers that are damaged, cut off, hostile, or incompletely written.
 
 use std::cell::RefCell;
 use std::io;
@@ -9,14 +9,14 @@ use pagemill_crypt::luks::New;
 use pagemill_crypt::{Error, Luks, Store, luks1, luks2};
 use proptest::prelude::*;
 
-/// Memory in place of a file. Each sync is a moment at which the power may fail: what was written since may be on the disk
-/// wholly, partly or not at all. `crashes` collects what may then be there.
+/// Memory instead of a file. At any moment the power may fail: writes since the last sync may be on the disk
+/// completely, partly or not at all. `crashes` collects the possible contents.
 #[derive(Default)]
 pub(crate) struct Disk {
     pub(crate) now: RefCell<Vec<u8>>,
-    /// At the last sync.
+    /// The contents at the last sync.
     synced: RefCell<Vec<u8>>,
-    /// Written since, and where.
+    /// Writes since then, with their places.
     pending: RefCell<Vec<(usize, Vec<u8>)>>,
     crashes: RefCell<Vec<Vec<u8>>>,
     is_watched: bool,
@@ -88,7 +88,7 @@ fn opens(disk: &Disk, passphrase: &[u8]) -> bool {
     Luks::read(disk).unwrap().unlock(disk, passphrase, None, &Limits::default()).is_ok()
 }
 
-/// What the stack of this thread holds below its caller. Few and small frames lie on what is looked for.
+/// Copies the stack of this thread below its caller. Few and small frames overwrite it.
 fn stack_below(memory: &std::fs::File, bytes: &mut [u8]) {
     use std::os::fd::AsRawFd;
     let here = bytes.as_ptr() as usize;
@@ -123,10 +123,10 @@ fn no_key_is_left_on_the_stack() {
 pub(crate) const SECOND: usize = 16 << 10;
 
 #[test]
-fn a_flipped_bit_in_either_copy_is_survived_and_mended() {
+fn a_flipped_bit_in_either_copy_is_reported_and_repaired() {
     let whole = image();
     let (_, key) = opened(&Disk::of(whole.clone()));
-    // In each field of the fixed part, in the JSON, and in what is behind it.
+    // In each field of the fixed part, in the JSON, and after it.
     let places = [0, 6, 8, 15, 20, 30, 75, 110, 180, 210, 260, 300, 460, 2000, 4095, 4096, 4200, 16_000, SECOND - 1];
     for base in [0, SECOND] {
         for place in places {
@@ -138,7 +138,7 @@ fn a_flipped_bit_in_either_copy_is_survived_and_mended() {
             let name = if base == 0 { "primary" } else { "secondary" };
             assert!(faults.len() == 1 && faults[0].starts_with(name), "{base}+{place}: {faults:?}");
             assert!(opens(&disk, PASSPHRASE), "{base}+{place}");
-            // The next write makes both whole.
+            // The next write repairs both copies.
             luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
             assert!(Luks::read(&disk).unwrap().faults().is_empty(), "{base}+{place}");
         }
@@ -146,7 +146,7 @@ fn a_flipped_bit_in_either_copy_is_survived_and_mended() {
 }
 
 #[test]
-fn nothing_of_a_former_volume_is_left() {
+fn format_clears_the_former_header_area_and_no_data() {
     let former = pattern(17 << 20);
     let disk = Disk::of(former.clone());
     Luks::format(&disk, &new(2, 256, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
@@ -157,7 +157,7 @@ fn nothing_of_a_former_volume_is_left() {
 }
 
 #[test]
-fn both_copies_damaged_is_an_error_that_names_both() {
+fn two_damaged_copies_are_an_error_that_names_both() {
     let mut bytes = image();
     bytes[5000] ^= 1;
     bytes[SECOND + 470] ^= 1;
@@ -172,13 +172,13 @@ fn a_header_that_is_cut_off_is_an_error() {
     let whole = image();
     for len in [0, 1, 511, 592, 4095, 4096, 16_383] {
         let error = Luks::read(&Disk::of(whole[..len].to_vec())).unwrap_err();
-        // What is long enough to tell says what has become of it.
+        // If the file is long enough to recognise, the error says that it is cut off.
         match len {
             ..6 => assert!(matches!(error, Error::NoHeader { .. }), "{len}: {error}"),
             _ => assert_eq!(cut_off(&error), Some((len as u64, 2 * SECOND as u64)), "{len}: {error}"),
         }
     }
-    // With one copy the volume is known, and its keyslot's material is missed when it is read.
+    // With one copy the volume is recognised. The keyslot's material is missing when it is read.
     let disk = Disk::of(whole[..40_000].to_vec());
     let luks = Luks::read(&disk).unwrap();
     let error = luks.unlock(&disk, PASSPHRASE, None, &Limits::default()).unwrap_err();
@@ -187,7 +187,7 @@ fn a_header_that_is_cut_off_is_an_error() {
     assert!(matches!(Luks::read(&Disk::of(vec![0; 1 << 20])), Err(Error::NoHeader { .. })));
 }
 
-/// How long a file is that is cut off, and how long it should be at least.
+/// The length of a cut-off file, and the least length that it should have.
 fn cut_off(error: &Error) -> Option<(u64, u64)> {
     match error {
         Error::CutOff { has, needs, .. } => Some((*has, *needs)),
@@ -196,7 +196,7 @@ fn cut_off(error: &Error) -> Option<(u64, u64)> {
 }
 
 #[test]
-fn a_header_of_another_version_is_called_that() {
+fn an_unknown_header_version_is_unsupported() {
     let mut bytes = image();
     for base in [0, SECOND] {
         bytes[base + 6..base + 8].copy_from_slice(&3u16.to_be_bytes());
@@ -208,7 +208,7 @@ fn a_header_of_another_version_is_called_that() {
 #[test]
 fn a_crash_at_any_moment_leaves_a_header_that_opens() {
     let whole = image();
-    // Begin with the two copies in each state in which a crash can leave them.
+    // Begin with the copies in each state that a crash can leave.
     for damaged in [None, Some(4500), Some(SECOND + 4500)] {
         let mut bytes = whole.clone();
         if let Some(place) = damaged {
@@ -222,7 +222,7 @@ fn a_crash_at_any_moment_leaves_a_header_that_opens() {
         for (i, crashed) in during.into_iter().enumerate() {
             let crashed = Disk::of(crashed);
             assert!(opens(&crashed, PASSPHRASE), "crash {i} of the addition, damaged at {damaged:?}");
-            // If the new keyslot is named anywhere that serves, it opens.
+            // If the header that is used names the new keyslot, it opens.
             let now = Luks::read(&crashed).unwrap();
             assert_eq!(now.used().contains(&1), opens(&crashed, OTHER), "crash {i}, damaged at {damaged:?}");
         }
@@ -231,17 +231,17 @@ fn a_crash_at_any_moment_leaves_a_header_that_opens() {
             assert!(opens(&Disk::of(crashed), OTHER), "crash {i} of the removal, damaged at {damaged:?}");
         }
         assert!(!opens(&disk, PASSPHRASE));
-        // Nothing of the old keyslot's material is left.
+        // The old keyslot's material is wiped.
         assert!(disk.now.borrow()[32_768..32_768 + 128_000] != bytes[32_768..32_768 + 128_000]);
     }
 }
 
 #[test]
-fn a_keyslot_for_something_else_does_not_count_as_one_that_opens_the_volume() {
+fn unbound_keyslots_do_not_count_as_openers() {
     let disk = Disk::of(image());
     let (mut luks, key) = opened(&disk);
     luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), None).unwrap();
-    // As `cryptsetup luksAddKey --unbound` makes them: no digest names it for the data.
+    // Like keyslots of `cryptsetup luksAddKey --unbound`: no digest binds it to the data.
     let mut bytes = disk.now.take();
     with_metadata(&mut bytes, |json| json["digests"]["0"]["keyslots"] = serde_json::json!(["0"]));
     let disk = Disk::of(bytes);
@@ -254,7 +254,7 @@ fn a_keyslot_for_something_else_does_not_count_as_one_that_opens_the_volume() {
     assert!(!opens(&disk, PASSPHRASE));
 }
 
-/// The volume's key, and what changes are tried on.
+/// The header and the volume's key.
 pub(crate) fn opened(disk: &Disk) -> (Luks, pagemill_crypt::secret::Locked) {
     let luks = Luks::read(disk).unwrap();
     let (_, key) = luks.unlock(disk, PASSPHRASE, None, &Limits::default()).unwrap();
@@ -262,7 +262,7 @@ pub(crate) fn opened(disk: &Disk) -> (Luks, pagemill_crypt::secret::Locked) {
 }
 
 #[test]
-fn a_change_that_would_write_over_the_data_is_refused() {
+fn changes_that_would_overwrite_the_data_are_refused() {
     let mut whole = image();
     let noise = pattern(16 << 20);
     whole[512 << 10..16 << 20].copy_from_slice(&noise[512 << 10..]);
@@ -286,7 +286,7 @@ fn a_change_that_would_write_over_the_data_is_refused() {
         }
         assert!(*disk.now.borrow() == bytes, "data at {begin}, {size} bytes of keyslots");
     }
-    // Data that begins where the header ends, and such that lies elsewhere.
+    // Data that begins where the header ends, and data in another file.
     for (begin, size) in [("524288", "491520"), ("0", "16744448")] {
         let disk = Disk::of(with_data_at(begin, size));
         let (mut luks, key) = opened(&disk);
@@ -297,11 +297,12 @@ fn a_change_that_would_write_over_the_data_is_refused() {
 }
 
 #[test]
-fn a_change_of_a_luks1_header_that_would_write_over_other_things_is_refused() {
+fn luks1_changes_that_would_overwrite_other_areas_are_refused() {
     let whole = luks1_image();
     let payload = u32::from_be_bytes(whole[104..108].try_into().unwrap());
     let first = u32::from_be_bytes(whole[248..252].try_into().unwrap());
-    // Where an unused keyslot claims to lie: across the data's beginning, in it, in the first keyslot, in the header.
+    // The place that an unused keyslot claims: across the data's beginning, in the data, in the first keyslot, in the
+    // header.
     for (place, word) in
         [(payload - 1, "outside of"), (payload + 8, "outside of"), (first + 1, "overlap"), (1, "outside of")]
     {
@@ -321,8 +322,8 @@ fn a_change_of_a_luks1_header_that_would_write_over_other_things_is_refused() {
 }
 
 #[test]
-fn texts_of_any_bytes_stay_as_they_are() {
-    // All of the field, without a zero at its end, in no encoding that is known.
+fn texts_of_any_bytes_survive_a_change() {
+    // The whole field, without a zero at its end, in no known encoding.
     let text = |len: usize| -> Vec<u8> { (0..len as u8).map(|i| i.wrapping_mul(83) | 0x80).collect() };
     let mut bytes = image();
     for base in [0, SECOND] {
@@ -351,7 +352,7 @@ fn texts_of_any_bytes_stay_as_they_are() {
     assert!(disk.now.borrow()[168..208] == text(40), "LUKS1");
 }
 
-/// Puts other metadata into both copies of a header, with a checksum that is right.
+/// Changes the metadata in both copies of a header, with a correct checksum.
 pub(crate) fn with_metadata(bytes: &mut [u8], change: impl Fn(&mut serde_json::Value)) {
     for base in [0, SECOND] {
         let end = bytes[base + 4096..].iter().position(|&byte| byte == 0).unwrap();
@@ -368,10 +369,10 @@ pub(crate) fn with_metadata(bytes: &mut [u8], change: impl Fn(&mut serde_json::V
 }
 
 #[test]
-fn metadata_that_lies_is_refused_by_name() {
+fn impossible_metadata_is_refused_by_name() {
     use serde_json::json;
     let whole = image();
-    // Where, what, and a word of the answer.
+    // The place, the value, and a word of the error.
     let lies = [
         ("/keyslots/0/area/offset", json!("4096"), "outside of"),
         ("/keyslots/0/area/offset", json!("18446744073709551615"), "outside of"),
@@ -408,7 +409,7 @@ fn metadata_that_lies_is_refused_by_name() {
     });
     let error = Luks::read(&Disk::of(bytes)).unwrap_err();
     assert!(error.to_string().contains("overlaps with keyslot 0"), "{error}");
-    // These are seen when the volume is opened.
+    // These are found when the volume is opened.
     let later = [
         ("/digests/0/digest", json!(""), "0 bytes"),
         ("/digests/0/iterations", json!(0), "0 iterations"),
@@ -438,7 +439,7 @@ fn metadata_that_lies_is_refused_by_name() {
 }
 
 #[test]
-fn luks1_fields_that_lie_are_refused_by_name() {
+fn impossible_luks1_fields_are_refused_by_name() {
     let whole = luks1_image();
     assert!(opens(&Disk::of(whole.clone()), PASSPHRASE));
     let lies: [(usize, &[u8], &str); 7] = [
@@ -456,7 +457,7 @@ fn luks1_fields_that_lie_are_refused_by_name() {
         let error = Luks::read(&Disk::of(bytes)).expect_err(word);
         assert!(error.to_string().contains(word), "{place}: {error}");
     }
-    // The second keyslot as the first, key material and all.
+    // The second keyslot as a copy of the first, with the same key material.
     let mut bytes = whole.clone();
     bytes.copy_within(208..256, 256);
     let error = Luks::read(&Disk::of(bytes)).unwrap_err();
@@ -485,7 +486,7 @@ proptest! {
     }
 
     #[test]
-    fn no_change_to_the_metadata_makes_them_panic(
+    fn no_change_to_the_metadata_makes_the_parsers_panic(
         place in 0usize..40,
         lie in prop_oneof![
             Just(serde_json::json!(null)), Just(serde_json::json!({})), Just(serde_json::json!([[]])),
@@ -511,7 +512,7 @@ proptest! {
     }
 }
 
-/// The places of all values in `json`.
+/// The pointers to all values in `json`.
 fn pointers(json: &serde_json::Value, at: String, found: &mut Vec<String>) {
     let children: Vec<_> = match json {
         serde_json::Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),

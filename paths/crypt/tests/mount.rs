@@ -1,4 +1,4 @@
-//! A volume as a file, through FUSE; what any other program sees of it.
+//! A volume as a file, through FUSE, as other programs see it.
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -28,7 +28,7 @@ fn plain_on(data: File, sector: u64) -> VolumeFile {
     VolumeFile::new(DataPath { volume, disk: Disk::new(data, 0, sector as usize, false), memory })
 }
 
-/// None, and a line that says so, where nothing can be mounted.
+/// `None`, and a line that says so, if mounting is not possible.
 fn mounted(file: VolumeFile, at: &Path, is_read_only: bool) -> Option<Mounted> {
     match Mounted::new(file, at, is_read_only, 2) {
         Ok(mounted) => Some(mounted),
@@ -50,7 +50,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_volume_is_a_file_of_its_size_that_keeps_what_is_written() {
+fn a_mounted_volume_is_a_file_that_keeps_its_data() {
     for sector in [512, 4096] {
         let folder = tempfile::tempdir().unwrap();
         let (image, at) = (folder.path().join("image"), folder.path().join("plain"));
@@ -71,7 +71,7 @@ fn a_volume_is_a_file_of_its_size_that_keeps_what_is_written() {
             model[at..at + len].copy_from_slice(&bytes);
         }
         file.sync_all().unwrap();
-        // The image holds it now, whatever becomes of the mount.
+        // The data is in the image now.
         let mut stored = vec![0; LEN];
         plain(&image, sector).read_at(0, &mut stored).unwrap();
         assert!(stored == model, "after fsync");
@@ -81,7 +81,7 @@ fn a_volume_is_a_file_of_its_size_that_keeps_what_is_written() {
         assert_eq!(file.write_at(&[model[LEN - 1]; 8], LEN as u64 - 1).unwrap(), 1, "as much as there is room for");
         assert_eq!(file.read_at(&mut [0; 8], LEN as u64).unwrap(), 0);
 
-        // Its name goes; who has it open goes on.
+        // The name is removed; programs that have the file open go on.
         unmounter.unmount().unwrap();
         assert_eq!(fs::metadata(&at).unwrap().size(), 0, "the file that was hidden");
         file.write_all_at(&[42; 4096], 8192).unwrap();
@@ -94,7 +94,7 @@ fn a_volume_is_a_file_of_its_size_that_keeps_what_is_written() {
 }
 
 #[test]
-fn read_only_it_is_read_and_not_written() {
+fn a_read_only_mount_refuses_writes() {
     let folder = tempfile::tempdir().unwrap();
     let (image, at) = (folder.path().join("image"), folder.path().join("plain"));
     let model = noise(2, LEN);
@@ -111,11 +111,11 @@ fn read_only_it_is_read_and_not_written() {
 }
 
 #[test]
-fn a_disk_that_cannot_keep_what_was_written_is_told_at_the_end() {
+fn a_failed_sync_is_reported_when_the_mount_ends() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().join("plain");
     File::create(&at).unwrap();
-    // It takes every write, and refuses to sync.
+    // It accepts every write, and fails to sync.
     let no_disk = File::options().read(true).write(true).open("/dev/zero").unwrap();
     let Some(mut mount) = mounted(plain_on(no_disk, 512), &at, false) else { return };
     let mut unmounter = mount.unmounter();

@@ -1,4 +1,4 @@
-//! The NBD protocol on bytes: by the book, cut into pieces, and with clients that lie.
+//! The NBD protocol on bytes: valid messages, messages cut into pieces, and clients that lie.
 use std::sync::Arc;
 
 use pagemill_crypt::nbd::{
@@ -24,7 +24,7 @@ fn config(tls: Tls) -> Arc<Config> {
     })
 }
 
-/// A session that has been greeted, and what it has said since.
+/// A session after its greeting, and its answers since.
 struct Client {
     session: Session,
     out: Vec<u8>,
@@ -44,7 +44,7 @@ impl Client {
         client
     }
 
-    /// Feeds all of `bytes`; the last event.
+    /// Feeds all of `bytes`, and returns the last event.
     fn send(&mut self, bytes: &[u8]) -> Event {
         let mut left = bytes;
         loop {
@@ -61,7 +61,7 @@ impl Client {
         self.send(&option_bytes(option, data))
     }
 
-    /// What was said since, as replies to options: option, kind, data.
+    /// The answers since, as replies to options: option, kind, data.
     fn replies(&mut self) -> Vec<(u32, u32, Vec<u8>)> {
         let mut replies = Vec::new();
         let mut left = &std::mem::take(&mut self.out)[..];
@@ -90,7 +90,7 @@ impl Client {
         self.send(&request_bytes(flags, kind, at, len))
     }
 
-    /// The error of the simple reply that was said.
+    /// The error of the simple reply.
     fn simple_error(&mut self) -> u32 {
         let out = std::mem::take(&mut self.out);
         assert_eq!(
@@ -151,9 +151,10 @@ const TRIM: u16 = 4;
 const ZEROES: u16 = 6;
 const STATUS: u16 = 7;
 
-/// Those who ask for no block size keep to 512 bytes, the protocol says; larger ones they must have been told.
+/// By the protocol, clients that do not ask for the block size assume 512 bytes; larger blocks they must know by other
+/// means.
 #[test]
-fn who_does_not_ask_for_the_block_size_is_let_in_where_it_is_small_or_agreed() {
+fn clients_that_do_not_ask_for_the_block_size_get_small_or_agreed_ones() {
     for (min_block, block_size_agreed, is_let_in) in
         [(512, false, true), (1024, false, false), (4096, false, false), (4096, true, true)]
     {
@@ -166,7 +167,7 @@ fn who_does_not_ask_for_the_block_size_is_let_in_where_it_is_small_or_agreed() {
 }
 
 #[test]
-fn options_are_answered_by_the_book() {
+fn options_are_answered_as_the_protocol_says() {
     let mut client = Client::new(Tls::None);
     client.option(LIST, &[]);
     let listed = client.replies();
@@ -206,7 +207,7 @@ fn options_are_answered_by_the_book() {
 }
 
 #[test]
-fn options_that_are_too_long_are_skipped_or_end_it() {
+fn too_long_options_are_skipped_or_end_the_connection() {
     let mut client = Client::new(Tls::None);
     let long = vec![7; MAX_OPTION + 1];
     assert_eq!(client.option(GO, &long), Event::Continue);
@@ -234,7 +235,7 @@ fn options_that_are_too_long_are_skipped_or_end_it() {
 }
 
 #[test]
-fn the_oldest_option_leads_to_requests_too() {
+fn export_name_leads_to_requests_too() {
     let mut client = Client::new(Tls::None);
     client.option(EXPORT_NAME, b"");
     // No zeroes, as the client's flags said.
@@ -250,7 +251,7 @@ fn the_oldest_option_leads_to_requests_too() {
 }
 
 #[test]
-fn tls_comes_first_where_it_must_and_forgets_what_was_before() {
+fn required_tls_comes_first_and_resets_the_negotiation() {
     let mut client = Client::new(Tls::Required);
     for option in [LIST, STRUCTURED, 99] {
         client.option(option, &[]);
@@ -276,7 +277,7 @@ fn tls_comes_first_where_it_must_and_forgets_what_was_before() {
     client.request(0, STATUS, 0, 512);
     assert_eq!(client.simple_error(), Fault::Invalid as u32);
 
-    // What comes unencrypted behind STARTTLS is not taken for what comes encrypted.
+    // Unencrypted bytes after STARTTLS are not taken for encrypted ones.
     let mut client = Client::new(Tls::Offered);
     let smuggled = [option_bytes(STARTTLS, &[]), option_bytes(LIST, &[])].concat();
     let (taken, event) = client.session.feed(&smuggled, &mut client.out);
@@ -285,7 +286,7 @@ fn tls_comes_first_where_it_must_and_forgets_what_was_before() {
 }
 
 #[test]
-fn contexts_hold_for_the_export_that_they_were_chosen_for() {
+fn contexts_count_only_for_the_export_they_were_chosen_for() {
     let choose = |contexts_of: &str, queries: &[&str], export: &str| {
         let mut client = Client::new(Tls::None);
         client.option(STRUCTURED, &[]);
@@ -305,7 +306,7 @@ fn contexts_hold_for_the_export_that_they_were_chosen_for() {
 }
 
 #[test]
-fn requests_that_cannot_be_get_the_protocols_errors() {
+fn invalid_requests_get_the_protocols_errors() {
     const PERM: u32 = 1;
     const INVAL: u32 = 22;
     const NOSPC: u32 = 28;
@@ -339,7 +340,7 @@ fn requests_that_cannot_be_get_the_protocols_errors() {
         // The connection goes on.
         assert!(matches!(client.request(0, READ, 4096, 4096), Event::Request(_)));
     }
-    // Of a write that is refused, the payload is skipped, whatever is in it, and then it is answered.
+    // The payload of a refused write is skipped, whatever is in it, and then the write is answered.
     for (export, flags, at, len, expected) in [
         ("small", 0, MIB, 70, NOSPC),
         ("small", 1 << 9, 0, 70, INVAL),
@@ -361,7 +362,7 @@ fn requests_that_cannot_be_get_the_protocols_errors() {
         let expected = Request { command: Command::Read, cookie: COOKIE, at: 4096, len: 4096, fua: true };
         assert_eq!(next, Event::Request(expected));
     }
-    // However long it is.
+    // However long the payload is.
     let mut client = Client::new(Tls::None);
     client.go("small");
     client.request(0, WRITE, 0, u32::MAX);
@@ -381,7 +382,7 @@ fn requests_that_cannot_be_get_the_protocols_errors() {
 }
 
 #[test]
-fn half_a_message_is_owed_and_kept() {
+fn half_a_message_is_stored_and_counts_as_owed() {
     let mut client = Client::new(Tls::None);
     assert!(client.session.owes_bytes());
     client.go("small");
@@ -394,7 +395,7 @@ fn half_a_message_is_owed_and_kept() {
 }
 
 #[test]
-fn replies_simple_and_structured() {
+fn simple_and_structured_replies_have_the_protocols_bytes() {
     let mut client = Client::new(Tls::None);
     client.option(STRUCTURED, &[]);
     let structured = client.session.replies();
@@ -437,7 +438,7 @@ fn replies_simple_and_structured() {
     );
 }
 
-/// A message: mostly one that means something, sometimes anything.
+/// A message: mostly a meaningful one, sometimes random bytes.
 fn message() -> impl Strategy<Value = Vec<u8>> {
     let name = prop::sample::select(vec!["small", "large", "fixed", "", "nothing"]);
     let edge = prop::sample::select(vec![0u64, 1, 511, 512, 4096, MIB - 1, MIB, MIB + 1, u64::MAX, u64::MAX - 4095]);
@@ -458,7 +459,7 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// All events but `Continue`, and all that was said, with `cut` bytes fed at once.
+/// All events except `Continue`, and all answers, with `cut` bytes fed at once.
 fn run(bytes: &[u8], cut: usize) -> (Vec<Event>, Vec<u8>) {
     let mut out = Vec::new();
     let mut session = Session::new(config(Tls::Offered), &mut out);
@@ -479,7 +480,7 @@ fn run(bytes: &[u8], cut: usize) -> (Vec<Event>, Vec<u8>) {
                 let has_payload = matches!(request.command, Command::Read | Command::Write);
                 assert!(!has_payload || request.len <= MAX_PAYLOAD);
                 if request.command == Command::Write {
-                    at += request.len as usize; // The data path's.
+                    at += request.len as usize; // The data path reads it.
                 }
                 session.replies().done(request.cookie, &mut out);
             }
@@ -497,7 +498,7 @@ fn run(bytes: &[u8], cut: usize) -> (Vec<Event>, Vec<u8>) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
     #[test]
-    fn however_it_is_cut_the_same_comes_out(messages in prop::collection::vec(message(), 0..20), cut in 1usize..40) {
+    fn cutting_the_input_does_not_change_events_and_answers(messages in prop::collection::vec(message(), 0..20), cut in 1usize..40) {
         let bytes = [3u32.to_be_bytes().to_vec(), messages.concat()].concat();
         prop_assert_eq!(run(&bytes, usize::MAX / 2), run(&bytes, cut));
     }

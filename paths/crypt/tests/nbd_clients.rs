@@ -1,5 +1,5 @@
-//! The NBD protocol, held against the clients that people have: `nbdinfo`, `nbdcopy`, `qemu-img`. Behind it is the
-//! simplest data path that there can be, on an encrypted volume in memory.
+//! The NBD protocol with common clients: `nbdinfo`, `nbdcopy`, `qemu-img`. The data path is the simplest possible one,
+//! on an encrypted volume in memory.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -110,7 +110,7 @@ fn answer(image: &Image, request: &Request, payload: &[u8], replies: pagemill_cr
 }
 
 #[test]
-fn libnbds_programs_list_describe_and_copy() {
+fn nbdinfo_and_nbdcopy_list_describe_and_copy_exports() {
     let Some(bench) = Bench::with(&["nbdinfo", "nbdcopy"]) else { return };
     let images = serve(&bench.path("socket"));
     let socket = bench.path("socket").display().to_string();
@@ -134,18 +134,18 @@ fn libnbds_programs_list_describe_and_copy() {
         let map = bench.ok(&format!("nbdinfo --map {uri}"));
         assert!(map.contains(&SIZE.to_string()) && map.contains("data"), "{map}");
     }
-    // What lies there is the ciphertext, and each volume's is its own, by its sectors.
+    // The images have ciphertext, which differs by the size of the sectors.
     let bytes: Vec<_> = images.iter().map(|image| image.bytes.lock().unwrap().clone()).collect();
     assert!(bytes[0] != plain && bytes[1] != plain && bytes[0] != bytes[1]);
     assert!(bytes[0][..512] == bytes[1][..512], "the first 512 bytes have the same key and tweak");
 }
 
 #[test]
-fn qemu_writes_and_compares() {
+fn qemu_img_writes_and_compares_exports() {
     let Some(bench) = Bench::with(&["qemu-img"]) else { return };
     let _images = serve(&bench.path("socket"));
     let mut plain = pattern(SIZE);
-    plain[70_000..900_000].fill(0); // It writes zeroes without sending them.
+    plain[70_000..900_000].fill(0); // It writes zeroes without sending their bytes.
     write(&bench.path("raw"), &plain);
     for name in ["small", "large"] {
         let uri = format!("nbd+unix:///{name}?socket={}", bench.path("socket").display());

@@ -1,4 +1,5 @@
-//! Volumes that `cryptsetup` makes and this program opens in part, or not at all: each is shown, and none is called damaged.
+//! Volumes of `cryptsetup`'s that this program supports partly or not at all: each is shown, and none is called
+//! damaged.
 
 use std::fs;
 
@@ -24,7 +25,7 @@ fn info(bench: &Bench) -> serde_json::Value {
 }
 
 #[test]
-fn an_unbound_keyslot_of_another_key_size_stands_in_nobodys_way() {
+fn an_unbound_keyslot_of_another_key_size_does_not_matter() {
     let Some(bench) = made("--type luks2") else { return };
     write(&bench.path("key16"), &[5; 16]);
     bench.ok(&format!("cryptsetup luksAddKey {QUICK} --unbound --key-size 128 --volume-key-file key16 a other"));
@@ -42,7 +43,7 @@ fn an_unbound_keyslot_of_another_key_size_stands_in_nobodys_way() {
     assert!(matches!(refused, Error::WrongPassphrase { tried: 1, .. }), "{refused}");
     crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @wrong {CHEAP}")).unwrap();
     crypt(&bench, "remove-key @a --key-file @pw").unwrap();
-    // All is as `cryptsetup` left it, or would have.
+    // `cryptsetup` still accepts everything.
     assert!(bench.run("cryptsetup open --test-passphrase --key-file wrong a").status.success());
     bench.ok("cryptsetup luksDump -q --unbound --key-slot 1 --volume-key-file back --key-file other a");
     assert_eq!(fs::read(bench.path("back")).unwrap(), [5; 16]);
@@ -51,7 +52,7 @@ fn an_unbound_keyslot_of_another_key_size_stands_in_nobodys_way() {
 }
 
 #[test]
-fn a_volume_of_another_cipher_is_shown_and_said_to_be_unsupported() {
+fn a_volume_of_another_cipher_is_shown_as_unsupported() {
     for (more, cipher, bits) in [
         ("--type luks2 --cipher aes-cbc-essiv:sha256 --key-size 128", "aes-cbc-essiv:sha256", 128),
         ("--type luks2 --cipher aes-cbc-essiv:sha256 --key-size 256", "aes-cbc-essiv:sha256", 256),
@@ -79,7 +80,7 @@ fn a_keyslot_of_another_cipher_is_skipped_and_the_next_one_opens() {
     assert!(info(&bench)["not_opened"].as_str().is_some_and(|why| why.contains(whole)));
     let refused = opening(&bench, "@a --key-file @pw").open(false).unwrap_err();
     assert!(matches!(&refused, Error::Unsupported(why) if why.contains(whole)), "{refused}");
-    // Numbers far apart, and a token.
+    // Keyslot numbers far apart, and a token.
     let line = format!("cryptsetup luksAddKey {QUICK} --keyslot-cipher aes-xts-plain64 --keyslot-key-size 512");
     bench.ok(&format!("{line} --key-slot 21 a other"));
     bench.ok("cryptsetup token add --key-description some --key-slot 21 a");
@@ -105,7 +106,7 @@ fn a_keyslot_with_another_hash_is_skipped() {
 }
 
 #[test]
-fn a_volume_that_is_being_reencrypted_is_shown_and_left_alone() {
+fn a_volume_that_is_being_reencrypted_is_shown_and_not_changed() {
     let Some(bench) = made("--type luks2") else { return };
     bench.file("a", 40 * MIB);
     bench.ok(&format!("cryptsetup luksFormat --type luks2 {QUICK} a"));
@@ -131,7 +132,7 @@ fn a_volume_that_is_being_reencrypted_is_shown_and_left_alone() {
 }
 
 #[test]
-fn a_primary_header_under_a_file_system_is_not_written_over_as_cryptsetup_does_not() {
+fn a_file_system_over_the_primary_header_is_not_overwritten() {
     let Some(bench) = made("--type luks2") else { return };
     let Some(tools) = Bench::with(&["mke2fs"]) else { return };
     tools.file("fs", MIB);

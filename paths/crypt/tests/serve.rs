@@ -1,4 +1,4 @@
-//! A volume served: what clients write is what they and the file have, by every way to the disk.
+//! A served volume: clients and the file have what clients write, by every way to the disk.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use pagemill_crypt::Luks;
 use pagemill_crypt::kdf::{KdfKind, Limits};
 use pagemill_crypt::serve::Way;
 
-/// Numbers that look random, the same each time.
+/// Pseudo-random numbers, the same each time.
 struct Numbers(u64);
 
 impl Numbers {
@@ -23,13 +23,13 @@ impl Numbers {
     }
 }
 
-/// Requests of every kind and length from one client, held against a copy of what the volume should hold.
+/// Requests of every kind and length from one client, compared with a model of the volume.
 fn exercise(client: &mut Client, model: &mut [u8], sector: u64, seed: u64, rounds: u32) {
     let mut numbers = Numbers(seed);
     let noise = pattern(4 << 20);
     let sectors = model.len() as u64 / sector;
     for round in 0..rounds {
-        // Short ones for the most part, some longer than a part.
+        // Mostly short requests, some longer than a part.
         let most = match numbers.below(8) {
             0 => 3 << 20,
             1 => 300 << 10,
@@ -71,7 +71,7 @@ fn round_trip(bench: &Bench, setup: Setup, sector: u64) {
 }
 
 #[test]
-fn every_way_keeps_what_was_written() {
+fn every_way_to_the_disk_keeps_written_data() {
     let bench = Bench::with(&[]).unwrap();
     for way in [Way::Plain, Way::Uring] {
         for sector in [512, 4096] {
@@ -81,10 +81,10 @@ fn every_way_keeps_what_was_written() {
 }
 
 #[test]
-fn hardly_any_pages_serve_as_well() {
+fn a_server_works_with_hardly_any_pages() {
     let bench = Bench::with(&[]).unwrap();
     for way in [Way::Plain, Way::Uring] {
-        // The reserve is all there is, and a page or three.
+        // Only the reserve, and up to three pages more.
         for (pages, promised) in [(1, 1), (4, 3), (67, 64)] {
             round_trip(&bench, Setup { way, pages, promised, ..Setup::new() }, 1024);
         }
@@ -93,7 +93,7 @@ fn hardly_any_pages_serve_as_well() {
 
 #[test]
 fn several_connections_see_one_volume() {
-    // Each writes its own quarter; then each reads what its neighbour wrote.
+    // Each client writes its own quarter; then each quarter is read by a new client.
     let quarter = 4 * MIB;
     by_each_way(Setup { threads: 3, ..Setup::new() }, 4 * quarter, 512, |_, served, way| {
         let models: Vec<Vec<u8>> = thread::scope(|scope| {
@@ -121,12 +121,12 @@ fn several_connections_see_one_volume() {
 }
 
 #[test]
-fn requests_under_way_together_are_all_answered() {
+fn many_requests_at_once_are_all_answered() {
     let noise = pattern(8 << 20);
     by_each_way(Setup::new(), 8 * MIB, 4096, |_, served, way| {
         let mut client = Client::connect(&served);
         client.write(0, &noise, 0).unwrap();
-        // More than may be under way at once, before the first answer is looked at.
+        // More requests than may be under way at once, before the first answer is read.
         let mut writer = Client(client.0.try_clone().unwrap());
         let asking = thread::spawn(move || {
             for cookie in 0..1000 {
@@ -149,7 +149,7 @@ fn requests_under_way_together_are_all_answered() {
 }
 
 #[test]
-fn nbdcopy_and_qemu_write_what_the_file_then_holds() {
+fn nbdcopy_and_qemu_write_a_served_volume() {
     let Some(bench) = Bench::with(&["nbdcopy", "qemu-img", "nbdinfo"]) else { return };
     for way in [Way::Auto, Way::Plain] {
         let len = 12 * MIB;
@@ -173,7 +173,7 @@ fn nbdcopy_and_qemu_write_what_the_file_then_holds() {
     }
 }
 
-/// Five writes at once, one of them beyond the end, which libnbd sends only where it is told not to look.
+/// Five writes at once, one of them beyond the end, which libnbd sends only in this mode.
 const FIVE: &str = "
 import nbd, sys
 client = nbd.NBD()
@@ -196,7 +196,7 @@ client.shutdown()
 ";
 
 #[test]
-fn libnbd_has_one_write_refused_among_five() {
+fn libnbd_gets_one_refusal_among_five_writes() {
     let Some(bench) = Bench::with(&["/usr/bin/python3"]) else { return };
     if !bench.run("/usr/bin/python3 -m nbd --version").status.success() {
         eprintln!("skipped: python3-libnbd is not installed");
@@ -213,12 +213,12 @@ fn libnbd_has_one_write_refused_among_five() {
 }
 
 #[test]
-fn cryptsetup_decrypts_what_was_written_through_the_server() {
+fn cryptsetup_decrypts_data_written_through_the_server() {
     let Some(bench) = Bench::with(&["cryptsetup", "nbdcopy"]) else { return };
     let cheap = "--pbkdf pbkdf2 --pbkdf-force-iterations 1000";
     let plain = pattern(4 * MIB as usize);
     for sector in [512, 4096] {
-        // Theirs, with contents that they encrypted.
+        // A volume of `cryptsetup`'s, with contents that it encrypted.
         write(&bench.path("data"), &plain);
         let _ = fs::remove_file(bench.path("header"));
         bench.ok(&format!(
@@ -263,18 +263,18 @@ fn stopping_finishes_what_was_begun() {
     let noise = pattern(8 << 20);
     by_each_way(Setup::new(), 8 * MIB, 512, |bench, served, way| {
         let mut client = Client::connect(&served);
-        // Half of it is there when the server is told to stop; the client goes on, and is answered.
+        // Half of it has come when the server is told to stop. The client sends the rest, and is answered.
         client.send(command::WRITE, 0, 5, 0, noise.len() as u32);
         let half = noise.len() / 2;
         std::io::Write::write_all(&mut client.0, &noise[..half]).unwrap();
         let mut idle = Client::connect(&served);
         thread::scope(|scope| {
             let stopping = scope.spawn(|| served.stop());
-            // It stops: who has nothing under way is told so.
+            // It stops: a client with nothing under way is disconnected.
             idle.until_end();
             std::io::Write::write_all(&mut client.0, &noise[half..]).unwrap();
             assert_eq!(client.reply(), (0, 5), "{way:?}");
-            // And then nothing more.
+            // And then nothing more comes.
             client.until_end();
             drop((client, idle));
             stopping.join().unwrap();
@@ -285,7 +285,7 @@ fn stopping_finishes_what_was_begun() {
 
 #[test]
 fn a_server_that_is_dropped_stops() {
-    // One thread: when it has answered the second client, it has the header of what the first began.
+    // One thread: when it has answered the second client, it has received the header of the first one's write.
     by_each_way(Setup { threads: 1, ..Setup::new() }, MIB, 512, |bench, served, way| {
         let mut client = Client::connect(&served);
         client.send(command::WRITE, 0, 5, 0, 8192);
@@ -304,7 +304,7 @@ fn a_server_that_is_dropped_stops() {
 }
 
 #[test]
-fn what_comes_while_it_stops_is_answered_so() {
+fn requests_that_come_while_the_server_stops_are_refused() {
     const SHUTDOWN: u32 = 108;
     by_each_way(Setup { threads: 1, ..Setup::new() }, MIB, 512, |bench, served, way| {
         let mut client = Client::connect(&served);
@@ -314,9 +314,9 @@ fn what_comes_while_it_stops_is_answered_so() {
         let mut idle = Client::connect(&served);
         thread::scope(|scope| {
             let stopping = scope.spawn(|| served.stop());
-            // The end for one tells that the other is being finished: they have the same thread.
+            // When one client is disconnected, the server is stopping: both clients have the same thread.
             idle.until_end();
-            // At once, so that all of it has come when the write is done.
+            // In one call, so that all of it has come when the write is done.
             let mut rest = vec![7; 4096];
             for (number, payload) in [(command::READ, 0), (command::WRITE, 512), (command::FLUSH, 0)] {
                 let (len, cookie) = (if number == command::FLUSH { 0 } else { 512u32 }, u64::from(number) + 100);
@@ -338,12 +338,14 @@ fn what_comes_while_it_stops_is_answered_so() {
     });
 }
 
-/// Bytes of a write under load, and how many places of that length a client writes to: more than it has on the disk at once.
+/// Bytes of a write under load, and how many places of that length a client writes to: more than its writes on the disk
+/// at once.
 const EACH: usize = 40 << 10;
 const PLACES: u64 = 256;
 
-/// Writes from `at` on until a write is refused, and says goodbye when the last one is answered: the errors, by cookie.
-/// The last byte of each write goes together with the next header, so that something of the client's is always begun.
+/// Writes from `at` on until a write is refused, and disconnects when the last write is answered. Returns the errors,
+/// by cookie. The last byte of each write is sent together with the next header, so that a request of the client has
+/// always begun.
 fn write_until_refused(mut client: Client, at: u64, answered: &AtomicUsize) -> Vec<u32> {
     let (whole, total, is_refused) = (AtomicU64::new(0), AtomicU64::new(u64::MAX), AtomicBool::new(false));
     let mut writer = client.0.try_clone().unwrap();
@@ -405,7 +407,7 @@ fn under_load_each_request_is_answered_once_while_it_stops() {
         for (number, errors) in errors.into_iter().enumerate() {
             let done = errors.iter().take_while(|&&error| error == 0).count();
             assert!(errors[done..].iter().all(|&error| error == SHUTDOWN), "{way:?}: {errors:?}");
-            // What was answered is there, and nothing of what was refused.
+            // Answered writes are in the file, and refused ones are not.
             for cookie in done.saturating_sub(PLACES as usize)..done {
                 let at = number * each as usize + cookie % PLACES as usize * EACH;
                 assert!(contents[at..at + EACH] == [cookie as u8; EACH], "{way:?}, client {number}, write {cookie}");
@@ -415,7 +417,7 @@ fn under_load_each_request_is_answered_once_while_it_stops() {
 }
 
 #[test]
-fn trims_make_holes_where_they_may_and_holes_are_told() {
+fn trims_make_holes_if_allowed_and_holes_are_reported() {
     let Some(bench) = Bench::with(&["nbdinfo"]) else { return };
     for may_discard in [false, true] {
         let len = 4 * MIB;
@@ -428,7 +430,7 @@ fn trims_make_holes_where_they_may_and_holes_are_told() {
         let map = bench.ok(&format!("nbdinfo --map --json {}", served.uri()));
         let map: serde_json::Value = serde_json::from_str(&map).unwrap();
         let lens: Vec<_> = map.as_array().unwrap().iter().map(|e| (e["length"].as_u64(), e["type"].as_u64())).collect();
-        // Type 1 is a hole that does not read as zeroes: it is decrypted.
+        // Type 1 is a hole that does not read as zeroes, since it is decrypted.
         let whole = vec![(Some(len), Some(0))];
         let holed = vec![(Some(MIB), Some(0)), (Some(2 * MIB), Some(1)), (Some(MIB), Some(0))];
         assert_eq!(lens, if may_discard { holed } else { whole });

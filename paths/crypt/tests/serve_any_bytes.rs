@@ -1,5 +1,5 @@
-//! A live server and clients that say anything: bytes at random, and true messages with lies in them, before negotiation,
-//! in its middle and behind it, by TLS or without. Whatever it was, an honest client is served and no page is missing.
+//! A live server and clients that send anything: random bytes, and valid messages with wrong fields, before, during and
+//! after negotiation, by TLS or without. Afterwards an honest client is served and no page is missing.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -16,12 +16,12 @@ use proptest::test_runner::TestRunner;
 const LEN: u64 = 4 * MIB;
 const PROMISED: usize = 256;
 
-/// What a client says at once.
+/// A message of a client.
 #[derive(Clone, Debug)]
 enum Word {
     Noise(Vec<u8>),
     Flags(u32),
-    /// With what it claims to have behind it, and what it has.
+    /// With the length that it claims, and the data that it has.
     Option {
         number: u32,
         claimed: u32,
@@ -70,15 +70,15 @@ fn word() -> impl Strategy<Value = Word> {
     ]
 }
 
-/// How far a client goes by the book before it says anything.
+/// How far a client follows the protocol before it sends anything.
 #[derive(Clone, Copy, Debug)]
 enum Book {
     Nothing,
     Greeted,
     Negotiated,
-    /// TLS was agreed to; what it says is no TLS.
+    /// TLS was agreed on, but its bytes are not TLS.
     TlsAgreed,
-    /// All by TLS.
+    /// Everything by TLS.
     Encrypted,
 }
 
@@ -89,7 +89,7 @@ fn book(is_tls: bool) -> impl Strategy<Value = Book> {
     }
 }
 
-/// Says it, and reads what comes until the other side ends it; or, where `vanishes`, nothing.
+/// Sends the messages, and reads until the other side closes; with `vanishes` it reads nothing.
 fn client(served: &Served, certificates: &Certificates, book: Book, words: &[Word], vanishes: bool) {
     let said: Vec<u8> = words.iter().flat_map(Word::bytes).collect();
     let plain = match book {
@@ -99,14 +99,14 @@ fn client(served: &Served, certificates: &Certificates, book: Book, words: &[Wor
         Book::TlsAgreed => certificates::agreed(&served.socket),
         Book::Encrypted => {
             let mut client = Client::go(certificates.connect(certificates::agreed(&served.socket)));
-            // It may be hung up on in the middle, and does not read: no more than the socket takes.
+            // It may be disconnected in the middle. It does not read, so it sends no more than the socket takes.
             let _ = client.0.write_all(&said[..said.len().min(100_000)]);
             return;
         }
     };
     thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            // It may be hung up on in the middle.
+            // It may be disconnected in the middle.
             let _ = (&plain).write_all(&said);
             let _ = plain.shutdown(Shutdown::Write);
         });
@@ -160,12 +160,12 @@ fn try_all(way: Way, is_tls: bool) {
 }
 
 #[test]
-fn any_bytes_leave_a_plain_server_whole() {
+fn any_bytes_leave_a_plain_server_working() {
     try_all(Way::Plain, false);
     try_all(Way::Uring, false);
 }
 
 #[test]
-fn any_bytes_leave_a_server_with_tls_whole() {
+fn any_bytes_leave_a_tls_server_working() {
     try_all(Way::Plain, true);
 }

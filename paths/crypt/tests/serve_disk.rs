@@ -1,4 +1,4 @@
-//! A disk that refuses, or takes its time: a file through FUSE, which notes what it is asked.
+//! A disk that fails or is slow: a file through FUSE, which records the requests.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -20,23 +20,23 @@ const LEN: u64 = 4 * MIB;
 const EIO: u32 = 5;
 const NO_SPACE: u32 = 28;
 
-/// What the disk was asked to do.
+/// A request to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Write,
     Sync,
 }
 
-/// What the disk holds, and how it is to behave.
+/// The disk's contents, and how it behaves.
 #[derive(Default)]
 struct State {
     bytes: Vec<u8>,
     asked: Vec<Asked>,
     read_fails: bool,
-    /// As the protocol has it.
+    /// An error of the protocol.
     write_fails: Option<u32>,
     sync_fails: Option<u32>,
-    /// Writes wait until this is over.
+    /// Writes wait while this is set.
     is_held: bool,
     holds: usize,
 }
@@ -51,7 +51,7 @@ impl Disk {
         result
     }
 
-    /// Holds writes back, and waits in [`Disk::until_held`] for one that is.
+    /// Holds writes back, or lets them go. [`Disk::until_held`] waits for a write that is held back.
     fn hold(&self, is_held: bool) {
         self.with(|state| state.is_held = is_held);
     }
@@ -156,8 +156,8 @@ struct Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // A test that fails leaves its server with the file open. Nobody would answer for the disk when the process ends,
-        // and its end would wait for that: what is asked and not answered is ended here.
+        // A failing test leaves its server with the file open. When the process ends, nobody would answer for the disk,
+        // and the process would wait for that for ever. So open requests are aborted here.
         let session = self.session.take().expect("it ends once");
         if thread::panicking() {
             let _ = unmount(&self.at, UnmountFlags::FORCE | UnmountFlags::DETACH);
@@ -167,7 +167,7 @@ impl Drop for Mount {
     }
 }
 
-/// Mounts the disk. None, and a line that says so, where nothing can be mounted.
+/// Mounts the disk. Returns `None` and prints that it is skipped if mounting is not possible.
 fn mounted(disk: &Disk, at: &Path) -> Option<Mount> {
     disk.with(|state| state.bytes = vec![0; LEN as usize]);
     File::create(at).unwrap();
@@ -177,7 +177,7 @@ fn mounted(disk: &Disk, at: &Path) -> Option<Mount> {
     match Session::new(disk.clone(), at, &config) {
         Ok(session) => {
             let mount = Mount { session: Some(session.spawn().unwrap()), at: at.to_owned() };
-            // That a close is of no interest here is learnt by the first.
+            // The first close tells the kernel that this file system does not handle closing.
             drop(File::open(at).unwrap());
             Some(mount)
         }
@@ -205,11 +205,11 @@ fn on_disk(test: impl Fn(&Disk, &Bench, Served, Way)) {
 }
 
 #[test]
-fn what_is_to_be_durable_is_on_the_disk_before_it_is_answered() {
+fn durable_writes_are_synced_before_they_are_answered() {
     on_disk(|disk, _, served, way| {
         let mut client = Client::connect(&served);
         let asked = || disk.with(|state| std::mem::take(&mut state.asked));
-        // A page, and scattered ones; zeroes take another way.
+        // A page, and scattered pages; zeroes take another path.
         for len in [512, 4096, 300 << 10, 2 << 20] {
             client.write(0, &pattern(len), 0).unwrap();
             assert!(!asked().contains(&Asked::Sync), "{way:?}, {len}: nobody asked for that");
@@ -228,13 +228,13 @@ fn what_is_to_be_durable_is_on_the_disk_before_it_is_answered() {
     });
 }
 
-/// A sync follows every write.
+/// Whether a sync follows the writes.
 fn is_durable(asked: &[Asked]) -> bool {
     asked.contains(&Asked::Write) && asked.last() == Some(&Asked::Sync)
 }
 
 #[test]
-fn what_the_disk_refuses_is_told_to_whom_it_concerns() {
+fn disk_errors_are_reported_to_the_clients_concerned() {
     on_disk(|disk, _, served, way| {
         let (mut client, mut other) = (Client::connect(&served), Client::connect(&served));
         client.write(0, &[7; 4096], FUA).unwrap();
@@ -249,14 +249,14 @@ fn what_the_disk_refuses_is_told_to_whom_it_concerns() {
             assert_eq!(client.read(0, len), Err(EIO), "{way:?}, {len}");
             disk.with(|state| state.read_fails = false);
         }
-        // The session goes on, and so do others; what was refused was not promised.
+        // The session goes on, and so do others. A refused write breaks no promise.
         assert_eq!(other.read(0, 4096).unwrap(), [7; 4096]);
         client.ask(command::FLUSH, 0, 0, 0).unwrap();
         client.write(0, &[8; 4096], 0).unwrap();
         disk.with(|state| state.sync_fails = Some(EIO));
         assert_eq!(client.ask(command::FLUSH, 0, 0, 0), Err(EIO), "{way:?}");
         disk.with(|state| state.sync_fails = None);
-        // The system tells of it once. What was lost is lost for all: nobody is promised anything any more.
+        // The system reports it once. The data is lost for all clients, so no sync succeeds any more.
         assert_eq!(other.ask(command::FLUSH, 0, 0, 0), Err(EIO), "{way:?}");
         assert_eq!(client.write(0, &[8; 512], FUA), Err(EIO), "{way:?}");
         other.write(0, &[9; 512], 0).unwrap();
@@ -268,7 +268,7 @@ fn what_the_disk_refuses_is_told_to_whom_it_concerns() {
 }
 
 #[test]
-fn a_failed_durable_write_fails_no_flush_and_a_failed_flush_fails_those_of_all() {
+fn a_failed_flush_fails_later_flushes_and_a_failed_write_does_not() {
     on_disk(|disk, _, served, way| {
         let mut clients = [(); 3].map(|()| Client::connect(&served));
         for len in [512, 300 << 10, 2 << 20] {
@@ -281,7 +281,7 @@ fn a_failed_durable_write_fails_no_flush_and_a_failed_flush_fails_those_of_all()
                 assert_eq!(client.write(8192, &[1; 4096], FUA), Ok(()), "{way:?}, {len}");
             }
         }
-        // One client's flush is for what all have written. The system tells of a failure once.
+        // One client's flush covers the writes of all. The system reports a failure once.
         clients[1].write(0, &[2; 4096], 0).unwrap();
         disk.with(|state| state.sync_fails = Some(EIO));
         assert_eq!(clients[0].ask(command::FLUSH, 0, 0, 0), Err(EIO), "{way:?}");
@@ -296,7 +296,7 @@ fn a_failed_durable_write_fails_no_flush_and_a_failed_flush_fails_those_of_all()
 }
 
 #[test]
-fn what_finds_no_room_was_not_promised() {
+fn a_full_disk_fails_the_write_and_a_full_sync_fails_later_syncs() {
     on_disk(|disk, _, served, way| {
         let mut client = Client::connect(&served);
         disk.with(|state| state.write_fails = Some(NO_SPACE));
@@ -307,7 +307,7 @@ fn what_finds_no_room_was_not_promised() {
         disk.with(|state| state.write_fails = None);
         client.ask(command::FLUSH, 0, 0, 0).unwrap();
         client.write(0, &[8; 4096], FUA).unwrap();
-        // The disk takes it and has then no room to keep it: what else it took may be lost with it.
+        // The disk accepts the write and then has no room for it: other writes may be lost with it.
         disk.with(|state| state.sync_fails = Some(NO_SPACE));
         assert_eq!(client.write(0, &[9; 4096], FUA), Err(NO_SPACE), "{way:?}");
         disk.with(|state| state.sync_fails = None);
@@ -318,7 +318,7 @@ fn what_finds_no_room_was_not_promised() {
 }
 
 #[test]
-fn what_is_on_the_disk_when_the_server_stops_or_its_client_goes_is_finished() {
+fn steps_on_the_disk_are_finished_when_the_server_stops_or_the_client_goes() {
     on_disk(|disk, bench, served, way| {
         let mut gone = Client::connect(&served);
         disk.hold(true);

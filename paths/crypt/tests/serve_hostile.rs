@@ -1,4 +1,5 @@
-//! Clients that lie, stall or vanish, and memory that is gone: others are served, and afterwards nothing is missing.
+//! Clients that lie, stall or vanish, and memory that is exhausted: other clients are served, and afterwards all memory
+//! is free.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,14 +17,16 @@ fn start(bench: &Bench, setup: Setup) -> Option<Served> {
     Served::start(bench, bench.open("image"), plain_volume(LEN, 512), setup)
 }
 
-/// Whoever stalls is gone after this. Others beside them are not to be taken for such, however busy the machine is.
+/// Limits after which a client that stalls is disconnected. Other clients must stay within them, however busy the
+/// machine is.
 fn impatient() -> Setup {
     let mut setup = Setup::new();
     (setup.limits.handshake, setup.limits.stall) = (Duration::from_secs(5), Some(Duration::from_secs(5)));
     setup
 }
 
-/// The reserve is full and nothing else is out. A client has its answer a moment before its pages are back.
+/// Checks that the reserve is full and nothing else is allocated. A client gets its answer a moment before its pages
+/// are freed.
 fn nothing_is_missing(served: &Served, promised: usize) {
     let stats = || served.allocator.stats();
     until("the last page", || stats().allocated - stats().freed == promised as u64);
@@ -31,7 +34,7 @@ fn nothing_is_missing(served: &Served, promised: usize) {
     assert_eq!(served.allocator.validate().unwrap().handed_out, promised);
 }
 
-/// What clients say before they stop in the middle: `true` for those past negotiation.
+/// The bytes that clients send before they stop in the middle; `true` for clients past negotiation.
 fn halves() -> Vec<(bool, Vec<u8>)> {
     let flags = [0, 0, 0, 3];
     let option = [&flags[..], b"IHAVEOPT", &7u32.to_be_bytes(), &64u32.to_be_bytes(), b"half"].concat();
@@ -51,7 +54,7 @@ fn halves() -> Vec<(bool, Vec<u8>)> {
 }
 
 #[test]
-fn who_stops_in_the_middle_is_hung_up_on_and_costs_nobody_else() {
+fn clients_that_stop_in_the_middle_are_disconnected_and_block_nobody() {
     let bench = Bench::with(&[]).unwrap();
     for way in [Way::Plain, Way::Uring] {
         for vanishes in [false, true] {
@@ -69,19 +72,19 @@ fn who_stops_in_the_middle_is_hung_up_on_and_costs_nobody_else() {
                 .collect();
             let mut good = Client::connect(&served);
             let noise = pattern(1 << 20);
-            // A write of more than a part may be on the disk as far as it came: the first MiB is theirs.
+            // A write of more than a part may be on the disk as far as it was received: the first MiB is theirs.
             for round in 1..8 {
                 good.write(round << 20, &noise, 0).unwrap();
                 assert!(good.read(round << 20, 1 << 20).unwrap() == noise);
             }
             served.wait_for_connections(1);
-            // They were told so by the end of what they can read.
+            // Their connections were closed.
             for mut stream in stopped {
                 stream.set_read_timeout(Some(PATIENCE)).unwrap();
                 let mut rest = Vec::new();
                 let _ = stream.read_to_end(&mut rest); // Reset counts as an end.
             }
-            // Half of a write was not answered, and the other client's is still there.
+            // Their unfinished writes were not answered, and the other client's data is still there.
             assert!(good.read(7 << 20, 1 << 20).unwrap() == noise);
             nothing_is_missing(&served, 256);
             drop(good);
@@ -91,8 +94,8 @@ fn who_stops_in_the_middle_is_hung_up_on_and_costs_nobody_else() {
 }
 
 #[test]
-fn who_takes_no_answers_is_hung_up_on_and_holds_no_page_of_the_pool() {
-    // Room for one answer beside the reserve, and it is taken first.
+fn clients_that_receive_no_answers_hold_no_page_of_the_pool() {
+    // Memory for one answer besides the reserve, which the first client takes.
     by_each_way(Setup { pages: 256 + 300, ..Setup::new() }, LEN, 512, |_, served, way| {
         let mut stuck = Client::connect(&served);
         stuck.ask(command::WRITE_ZEROES, 0, 0, LEN as u32).unwrap();
@@ -107,7 +110,7 @@ fn who_takes_no_answers_is_hung_up_on_and_holds_no_page_of_the_pool() {
         }
         assert_eq!(served.server.connections(), 2, "the one that is stuck had not to go for it");
         assert_eq!(served.server.path().memory.pool().stats().out, 0);
-        // It gets all of its answers when it asks for them.
+        // It gets all of its answers when it receives them.
         for cookie in 0..8 {
             assert_eq!(stuck.reply(), (0, cookie));
             stuck.0.read_exact(&mut vec![0; 1 << 20]).unwrap();
@@ -127,11 +130,11 @@ fn who_takes_no_answers_is_hung_up_on_and_holds_no_page_of_the_pool() {
 }
 
 #[test]
-fn paused_clients_hold_up_nobody_and_go_on_later() {
+fn paused_clients_block_nobody_and_can_resume() {
     const NO_SPACE: u32 = 28;
     let noise = pattern(1 << 20);
     let (half, rest) = noise.split_at(1 << 19);
-    // One thread for all of them, and room for one part beside the reserve, which the first has.
+    // One thread for all clients, and memory for one part besides the reserve, which the first client has.
     by_each_way(Setup { threads: 1, pages: 256 + 300, ..Setup::new() }, LEN, 512, |_, served, way| {
         let [mut writer, mut refused, mut reader, mut good] = [(); 4].map(|()| Client::connect(&served));
         writer.send(command::WRITE, 0, 1, 0, 1 << 20);
@@ -162,13 +165,13 @@ fn paused_clients_hold_up_nobody_and_go_on_later() {
     });
 }
 
-/// A client knows the cookie of a write whose payload it has sent. An answer before that is one to nothing.
+/// A client registers the cookie of a write once it has sent the payload, so it would not recognise an earlier answer.
 #[test]
-fn a_refused_write_is_answered_when_its_payload_has_come_and_others_are_done() {
+fn refused_writes_are_answered_after_their_payload() {
     const INVALID: u32 = 22;
     const NO_SPACE: u32 = 28;
     const TOO_LONG: u32 = (32 << 20) + 512;
-    // One thread: when it has answered another client, it has looked at what came before.
+    // One thread: when it has answered another client, it has handled all earlier bytes.
     by_each_way(Setup { threads: 1, ..Setup::new() }, LEN, 512, |_, served, way| {
         let (mut client, mut other) = (Client::connect(&served), Client::connect(&served));
         client.ask(command::WRITE_ZEROES, 0, 0, LEN as u32).unwrap();
@@ -191,7 +194,7 @@ fn a_refused_write_is_answered_when_its_payload_has_come_and_others_are_done() {
             client.0.write_all(rest).unwrap();
             assert_eq!(client.reply(), (error, 3), "{way:?}, {len} at {at}");
         }
-        // One among five on their way together.
+        // One of five writes under way together.
         for (cookie, at) in [0, 4096, LEN, 8192, 12288].into_iter().enumerate() {
             client.send(command::WRITE, 0, cookie as u64, at, 4096);
             client.0.write_all(&[7; 4096]).unwrap();
@@ -207,7 +210,7 @@ fn a_refused_write_is_answered_when_its_payload_has_come_and_others_are_done() {
 }
 
 #[test]
-fn requests_that_cannot_be_are_refused_by_the_book() {
+fn invalid_requests_get_the_protocols_errors_from_a_server() {
     const INVALID: u32 = 22;
     const NO_SPACE: u32 = 28;
     let bench = Bench::with(&[]).unwrap();
@@ -229,10 +232,10 @@ fn requests_that_cannot_be_are_refused_by_the_book() {
     }
     assert_eq!(client.write(LEN - 512, &[1; 1024], 0), Err(NO_SPACE));
     assert_eq!(client.write(3, &[1; 512], 0), Err(INVALID));
-    // The session goes on as if nothing had been.
+    // The session goes on.
     client.write(LEN - 512, &[1; 512], FUA).unwrap();
     assert_eq!(client.read(LEN - 512, 512).unwrap(), [1; 512]);
-    // What is no request ends it.
+    // Bytes that are no request end it.
     client.0.write_all(&[0xff; 28]).unwrap();
     assert_eq!(client.0.read(&mut [0]).unwrap_or(0), 0);
     served.wait_for_connections(0);
@@ -241,7 +244,7 @@ fn requests_that_cannot_be_are_refused_by_the_book() {
 }
 
 #[test]
-fn a_thousand_connections_are_let_in_up_to_the_limit() {
+fn connections_beyond_the_limit_are_closed() {
     own_process!();
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls are given a place for one limit.
@@ -262,7 +265,7 @@ fn a_thousand_connections_are_let_in_up_to_the_limit() {
     let noise = pattern(1 << 20);
     good.write(0, &noise, 0).unwrap();
     assert!(good.read(0, 1 << 20).unwrap() == noise);
-    // Those beyond the limit were hung up on, the others were greeted.
+    // Clients beyond the limit were disconnected, the others were greeted.
     let greeted = streams.iter_mut().filter(|stream| {
         let mut greeting = [0; 18];
         (&mut &**stream).read_exact(&mut greeting).is_ok()
@@ -277,8 +280,8 @@ fn a_thousand_connections_are_let_in_up_to_the_limit() {
 }
 
 #[test]
-fn with_memory_gone_deep_queues_finish_without_an_error() {
-    // The reserve, and next to nothing.
+fn deep_queues_finish_without_free_memory() {
+    // The reserve, and four pages.
     by_each_way(Setup { pages: 256 + 4, threads: 2, ..Setup::new() }, LEN, 512, |_, served, way| {
         let noise = pattern(1 << 20);
         let start = Instant::now();
@@ -312,8 +315,8 @@ fn with_memory_gone_deep_queues_finish_without_an_error() {
 }
 
 #[test]
-fn no_answer_comes_in_the_middle_of_another() {
-    // No page beside the reserve: reads go out in parts, while the writes before them are on the disk.
+fn answers_are_never_interleaved() {
+    // No page besides the reserve: reads are sent in parts, while the writes before them are on the disk.
     by_each_way(Setup { pages: 256, ..Setup::new() }, LEN, 512, |_, served, way| {
         let mut client = Client::connect(&served);
         let noise = pattern(1 << 20);

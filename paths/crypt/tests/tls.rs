@@ -1,5 +1,5 @@
-//! TLS: nothing but through it where it is configured, with the clients that people have; and who abuses it costs its own
-//! connection.
+//! TLS: where it is configured, nothing works without it; common clients work; and clients that abuse it lose only
+//! their own connection.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ fn start(bench: &Bench, setup: Setup, tls: TlsServer) -> Served {
     Served::start_tls(bench, bench.open("image"), plain_volume(LEN, 512), setup, tls)
 }
 
-/// What is read until the other side ends it.
+/// Reads until the other side closes.
 fn rest(stream: &mut UnixStream) -> Vec<u8> {
     let mut rest = Vec::new();
     // Reset counts as an end.
@@ -30,7 +30,7 @@ fn rest(stream: &mut UnixStream) -> Vec<u8> {
 }
 
 #[test]
-fn libnbd_and_qemu_come_by_tls() {
+fn libnbd_and_qemu_connect_by_tls() {
     let Some(bench) = Bench::with(&["nbdinfo", "nbdcopy", "qemu-img"]) else { return };
     let certificates = Certificates::new();
     certificates.for_clients(&bench.path("with"), true);
@@ -38,7 +38,7 @@ fn libnbd_and_qemu_come_by_tls() {
     Certificates::new().for_clients(&bench.path("strangers"), true);
     for asks in [false, true] {
         let served = start(&bench, Setup::new(), certificates.for_server(asks));
-        // By an address as well: this libnbd looks at no names on a unix socket, and so not at the authority.
+        // Also by TCP: on a Unix socket this libnbd does not check names, and so not the authority.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = UnixStream::pair().unwrap();
@@ -67,7 +67,8 @@ fn talk(bench: &Bench, served: &Served, address: &str, asks: bool) {
         let info = bench.ok(&format!("nbdinfo {uri}"));
         assert!(info.contains("with TLS"), "{info}");
     }
-    // Whoever shows nothing is let in where nothing is asked; whoever trusts another authority goes; so who comes without.
+    // A client without a certificate is accepted if none is required. A client that trusts another authority
+    // disconnects, and a client without TLS fails.
     let shows_nothing = bench.run(&format!("nbdinfo {}", by_tcp("without")));
     assert_eq!(shows_nothing.status.success(), !asks, "{}", String::from_utf8_lossy(&shows_nothing.stderr));
     assert!(!bench.run(&format!("nbdinfo {}", by_tcp("strangers"))).status.success());
@@ -85,18 +86,18 @@ fn talk(bench: &Bench, served: &Served, address: &str, asks: bool) {
 }
 
 #[test]
-fn nothing_is_said_before_tls_but_how_to_begin_it() {
+fn before_required_tls_every_option_is_refused() {
     const REQUIRED: u32 = 0x8000_0005;
     let bench = Bench::with(&[]).unwrap();
     let certificates = Certificates::new();
     let served = start(&bench, Setup::new(), certificates.for_server(false));
     let mut stream = greeted(&served.socket);
-    // LIST, INFO, GO, STRUCTURED_REPLY, both for contexts, and one that nobody knows.
+    // LIST, INFO, GO, STRUCTURED_REPLY, both options for contexts, and an unknown one.
     for number in [3, 6, 7, 8, 9, 10, 77] {
         stream.write_all(&option(number)).unwrap();
         assert_eq!(answer(&mut stream), (number, REQUIRED));
     }
-    // ABORT is answered; EXPORT_NAME, which has no answer but an export, ends it.
+    // ABORT is answered. EXPORT_NAME can't be answered with an error, so it ends the connection.
     stream.write_all(&option(2)).unwrap();
     assert_eq!(answer(&mut stream), (2, ACK));
     assert_eq!(rest(&mut stream), b"");
@@ -104,7 +105,7 @@ fn nothing_is_said_before_tls_but_how_to_begin_it() {
     stream.write_all(&option(1)).unwrap();
     assert_eq!(rest(&mut stream), b"");
 
-    // And by TLS all of it, once.
+    // By TLS everything works.
     let mut stream = certificates.connect(agreed(&served.socket));
     stream.write_all(&option(STARTTLS)).unwrap();
     assert_eq!(answer(&mut stream), (STARTTLS, 0x8000_0003), "a second time");
@@ -118,15 +119,15 @@ fn nothing_is_said_before_tls_but_how_to_begin_it() {
     served.stop();
 }
 
-/// Somebody in between puts an option behind the client's STARTTLS, to have it taken for the client's own.
+/// An attacker in between appends an option to the client's STARTTLS, so that it would be taken for the client's.
 #[test]
-fn what_is_put_behind_starttls_is_not_taken_for_tls() {
+fn bytes_after_starttls_are_not_taken_for_tls() {
     let bench = Bench::with(&[]).unwrap();
     let served = start(&bench, Setup::new(), Certificates::new().for_server(false));
     for behind in [option(3), option(7)[..5].to_vec(), vec![0x16, 3, 1, 0, 0], vec![0]] {
         let mut stream = greeted(&served.socket);
         stream.write_all(&[option(STARTTLS), behind].concat()).unwrap();
-        // The end comes with the answer to STARTTLS or without it; nothing else does.
+        // The connection ends, with the answer to STARTTLS or without it; nothing else is sent.
         let rest = rest(&mut stream);
         assert!(rest.is_empty() || (rest.len() == 20 && rest[8..16] == [0, 0, 0, 5, 0, 0, 0, 1]), "{rest:?}");
     }
@@ -135,7 +136,7 @@ fn what_is_put_behind_starttls_is_not_taken_for_tls() {
 }
 
 #[test]
-fn who_abuses_tls_costs_its_own_connection() {
+fn clients_that_abuse_tls_lose_only_their_connection() {
     let bench = Bench::with(&[]).unwrap();
     let certificates = Certificates::new();
     let mut setup = Setup::new();
@@ -144,7 +145,7 @@ fn who_abuses_tls_costs_its_own_connection() {
     let mut good = Client::go(certificates.connect(agreed(&served.socket)));
 
     let mut streams = Vec::new();
-    // A client's true first words, in part; no TLS at all; records that lie about their length; silence.
+    // A part of a client's real first message; no TLS at all; records with a wrong length; silence.
     let mut hello = Vec::new();
     let mut pair = certificates.connect(UnixStream::pair().unwrap().0);
     pair.conn.write_tls(&mut hello).unwrap();
@@ -161,10 +162,11 @@ fn who_abuses_tls_costs_its_own_connection() {
     ];
     for said in lies {
         let mut stream = agreed(&served.socket);
-        let _ = stream.write_all(&said); // It may be hung up on before all is said.
+        let _ = stream.write_all(&said); // It may be disconnected before all is sent.
         streams.push(stream);
     }
-    // Past the handshake: a write that stops in the middle, rubbish between records, reads whose answers nobody takes.
+    // After the handshake: a write that stops in the middle, garbage between records, and reads whose answers are not
+    // received.
     let mut half = Client::go(certificates.connect(agreed(&served.socket)));
     half.send(command::WRITE, 0, 1, 0, 1 << 20);
     half.0.write_all(&[1; 5000]).unwrap();
@@ -191,16 +193,16 @@ fn who_abuses_tls_costs_its_own_connection() {
     served.stop();
 }
 
-/// The server has an answer for it, and nobody to take that. The limits are ten minutes: nothing else ends it.
+/// The server has an answer that nobody receives. The limits are ten minutes, so nothing else would end the connection.
 #[test]
-fn who_hangs_up_in_its_handshake_is_forgotten_at_once() {
+fn clients_that_disconnect_in_the_handshake_are_removed_at_once() {
     let bench = Bench::with(&[]).unwrap();
     let certificates = Certificates::new();
     let served = start(&bench, Setup { threads: 1, ..Setup::new() }, certificates.for_server(false));
     let mut hello = Vec::new();
     let mut pair = certificates.connect(UnixStream::pair().unwrap().0);
     pair.conn.write_tls(&mut hello).unwrap();
-    // While the server's only thread answers the first, the others come and go.
+    // While the server's only thread answers the first client, the others come and go.
     let streams: Vec<_> = (0..50).map(|_| agreed(&served.socket)).collect();
     streams.into_iter().for_each(|mut stream| stream.write_all(&hello).unwrap());
     served.wait_for_connections(0);
@@ -208,7 +210,7 @@ fn who_hangs_up_in_its_handshake_is_forgotten_at_once() {
 }
 
 #[test]
-fn stopping_answers_by_tls_what_was_begun() {
+fn stopping_finishes_begun_requests_over_tls() {
     let bench = Bench::with(&[]).unwrap();
     let certificates = Certificates::new();
     let served = start(&bench, Setup::new(), certificates.for_server(false));
@@ -219,11 +221,11 @@ fn stopping_answers_by_tls_what_was_begun() {
     let mut begins = agreed(&served.socket);
     thread::scope(|scope| {
         let stopping = scope.spawn(|| served.stop());
-        // In the middle of its handshake: TLS's own word for it, which is an alert, of the kind "warning", number 0.
+        // A client in the middle of its handshake gets TLS's closing alert: level "warning", number 0.
         assert_eq!(rest(&mut begins), [21, 3, 3, 0, 2, 1, 0]);
         client.0.write_all(&noise[noise.len() / 2..]).unwrap();
         assert_eq!(client.reply(), (0, 5));
-        // Said in so many words: an end that anybody could have made is an error.
+        // TLS's closing alert has come: otherwise `rustls` would return an error.
         assert_eq!(client.0.read(&mut [0]).unwrap(), 0);
         drop(client);
         stopping.join().unwrap();
@@ -232,14 +234,14 @@ fn stopping_answers_by_tls_what_was_begun() {
 }
 
 #[test]
-fn keys_that_do_not_fit_are_refused() {
+fn keys_that_do_not_match_certificates_are_refused() {
     let (ours, other) = (Certificates::new(), Certificates::new());
     let refused = |chain: &str, key: &str, authorities: Option<&str>| {
         let authorities = authorities.map(|text| pem("ca.pem", text));
         TlsServer::new(pem("cert.pem", chain), pem("key.pem", key), authorities).unwrap_err().to_string()
     };
     let (chain, key) = (&ours.server.certificate, &ours.server.key);
-    // Each names the file, says what is wrong with it, and what to do.
+    // Each error names the file, what is wrong with it, and what to do.
     let damaged = chain.replacen("MII", "***", 1);
     for (said, file, why, next) in [
         (refused("", key, None), "cert.pem: ", "no certificate in PEM", "name the file with the server's certificate"),

@@ -1,13 +1,14 @@
-//! Headers that are whole, and have something that this program does not know, or a place that something else has taken.
+//! Intact headers with parts that this program does not know, and headers whose place something else has taken.
 
 use crate::common::*;
 use crate::headers::{Disk, SECOND, image, opened, with_metadata};
 use pagemill_crypt::kdf::{KdfKind, Limits};
 use pagemill_crypt::{Error, Luks};
 
-/// What a later version of the formats may have, or another program, is no damage: the header is read, and says what it has.
+/// Parts from later versions of the formats or from other programs are no damage: the header is read, and the error
+/// names them.
 #[test]
-fn what_is_not_known_is_unsupported_and_not_called_damaged() {
+fn unknown_parts_are_unsupported_and_not_damaged() {
     use serde_json::json;
     let whole = image();
     let cases = [
@@ -50,7 +51,7 @@ fn what_is_not_known_is_unsupported_and_not_called_damaged() {
             assert!(*disk.now.borrow() == bytes, "{value}");
         }
     }
-    // What the copies' checksums are made with is not known: then nobody can say whether they are whole.
+    // With an unknown checksum it can't be told whether the copies are intact.
     let mut bytes = whole;
     for base in [0, SECOND] {
         bytes[base + 72..base + 83].copy_from_slice(b"blake2b-512");
@@ -60,7 +61,7 @@ fn what_is_not_known_is_unsupported_and_not_called_damaged() {
 }
 
 #[test]
-fn keyslots_that_cannot_be_used_are_skipped_and_kept() {
+fn unusable_keyslots_are_skipped_and_kept() {
     use serde_json::json;
     let disk = Disk::of(image());
     let (_, key) = opened(&disk);
@@ -92,7 +93,7 @@ fn keyslots_that_cannot_be_used_are_skipped_and_kept() {
         assert!(error.to_string().contains(word), "{number}: {error}");
     }
     assert!(matches!(luks.remove_key(&disk, 3, true), Err(Error::Unsupported(_))), "nobody knows what else it has");
-    // The first that is free, in an area that is.
+    // The first free keyslot, in a free area.
     assert_eq!(luks.add_key(&disk, &key, PASSPHRASE, &cheap(KdfKind::Pbkdf2), None).unwrap(), 1);
     luks.remove_key(&disk, 9, false).unwrap();
     assert_eq!(Luks::read(&disk).unwrap().unlock(&disk, PASSPHRASE, None, &limits).unwrap().0, 1);
@@ -104,9 +105,9 @@ fn keyslots_that_cannot_be_used_are_skipped_and_kept() {
     });
 }
 
-/// `cryptsetup config --priority ignore`: it is there, and nobody is told that its passphrase is wrong.
+/// `cryptsetup config --priority ignore`: the keyslot exists, and the error does not say that its passphrase is wrong.
 #[test]
-fn a_keyslot_that_is_passed_over_is_said_to_be() {
+fn a_keyslot_of_priority_ignore_is_reported() {
     let mut bytes = image();
     with_metadata(&mut bytes, |json| json["keyslots"]["0"]["priority"] = 0.into());
     let disk = Disk::of(bytes);
@@ -121,7 +122,7 @@ fn a_keyslot_that_is_passed_over_is_said_to_be() {
 }
 
 #[test]
-fn nothing_is_written_where_something_else_is_in_the_primary_copys_place() {
+fn nothing_is_written_if_the_primary_copy_was_overwritten() {
     let whole = image();
     let noise = pattern(4096);
     for what in ["superblock of ext4", "partition table", "label of LVM", "in the text", "all"] {
@@ -143,7 +144,7 @@ fn nothing_is_written_where_something_else_is_in_the_primary_copys_place() {
             _ => bytes[..4096].copy_from_slice(&noise),
         }
         let disk = Disk::of(bytes.clone());
-        // It is read, and says so.
+        // It is read, and reports that.
         let (mut luks, key) = opened(&disk);
         let fault = "primary copy of the header: something else has been written over it; the secondary copy is used";
         assert_eq!(luks.faults(), [fault], "{what}");
@@ -154,7 +155,7 @@ fn nothing_is_written_where_something_else_is_in_the_primary_copys_place() {
         }
         assert!(*disk.now.borrow() == bytes, "{what}");
     }
-    // Zeroes are nobody's.
+    // Zeroes count as damage.
     for len in [512, 4096, SECOND] {
         let mut bytes = whole.clone();
         bytes[..len].fill(0);
@@ -165,7 +166,7 @@ fn nothing_is_written_where_something_else_is_in_the_primary_copys_place() {
     }
 }
 
-/// As `dd` of the wrong file leaves it. Sequence numbers of two volumes say nothing about which is wanted.
+/// As after `dd` of the wrong file. The sequence numbers of two volumes do not say which one the user wants.
 #[test]
 fn a_header_of_another_volume_is_not_taken_for_an_older_copy() {
     let limits = Limits::default();
@@ -191,7 +192,7 @@ fn a_header_of_another_volume_is_not_taken_for_an_older_copy() {
             let faults = luks.faults();
             assert!(faults.len() == 1 && faults[0].contains("another volume"), "{faults:?}");
             assert!(faults[0].contains(&own) && faults[0].contains(&foreign), "{faults:?}");
-            // The passphrase tells which one is the data's: key material lies behind both, and is of one of them.
+            // The passphrase shows which copy belongs to the data: the key material belongs to one of them.
             match luks.unlock(&disk, PASSPHRASE, None, &limits) {
                 Ok(_) => assert_eq!(luks.uuid(), own),
                 Err(error) => {
@@ -213,7 +214,7 @@ fn a_header_of_another_volume_is_not_taken_for_an_older_copy() {
             }
             assert!(luks.check_not_written_over().is_err(), "nor is the data written to");
             assert!(*disk.now.borrow() == bytes);
-            // What it says to do helps.
+            // The suggested next step helps.
             bytes[place..place + 4096].fill(0);
             let disk = Disk::of(bytes);
             let (mut luks, key) = opened(&disk);
@@ -254,9 +255,9 @@ fn a_luks1_volume_of_another_cipher_is_read_and_not_opened() {
     }
 }
 
-/// The only sign of it is another magic number, which has the volume look like none.
+/// Its only sign is another magic number, which makes the volume look like no volume.
 #[test]
-fn a_luks1_volume_that_is_being_reencrypted_is_no_empty_place() {
+fn a_luks1_volume_that_is_being_reencrypted_is_recognised() {
     let disk = Disk::of(vec![0; 3 << 20]);
     Luks::format(&disk, &new(1, 512, 512, KdfKind::Pbkdf2), PASSPHRASE).unwrap();
     let mut bytes = disk.now.into_inner();

@@ -1,7 +1,7 @@
-//! `pagemill nvme bench`: random requests of one size, as many at a time as was asked, for so long.
+//! `pagemill nvme bench`: random requests of one size, at a given depth, for a given time.
 //!
-//! Each request's pages come from one bulk call and go back in another, and its list comes from a `DmaPool`: what is timed is
-//! the path that `read` and `write` go.
+//! Each request's pages come from one bulk call and are freed by another, and its list comes from a `DmaPool`: the same
+//! path as for `read` and `write` is timed.
 use std::time::Duration;
 
 use serde::Serialize;
@@ -12,7 +12,7 @@ use crate::drive::{Counts, Drive, Op, Request};
 use crate::histogram::Histogram;
 use crate::transfer::Random;
 
-/// What is to be measured.
+/// The load to measure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     /// Percent of the requests that write.
@@ -21,13 +21,13 @@ pub(crate) struct Load {
     pub(crate) size: usize,
     /// Requests at a time, in all queues.
     pub(crate) depth: usize,
-    /// Requests that are handed in at once.
+    /// Requests that are submitted at once.
     pub(crate) batch: usize,
     pub(crate) time: Duration,
     pub(crate) seed: u64,
 }
 
-/// What was found. The names are part of the program's interface.
+/// The results. Their names are part of the program's interface.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figures {
     pub(crate) seconds: f64,
@@ -95,7 +95,7 @@ pub(crate) fn run<B: Bus>(
                     let op = if random.below(100) < load.writes.into() { Op::Write } else { Op::Read };
                     let lba = random.below(places) * each;
                     if op == Op::Write {
-                        // What the page's last owner left is nobody's business.
+                        // The page's old contents must not be written to the drive.
                         buffer.pieces_mut().for_each(|piece| piece.fill(lba as u8));
                     }
                     Request { op, lba, buffer: Some(buffer) }

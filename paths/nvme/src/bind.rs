@@ -1,8 +1,8 @@
-//! Giving a drive to `vfio-pci`, and back to the kernel's own driver.
+//! Binding a drive to `vfio-pci`, and back to the kernel's own driver.
 //!
-//! The kernel is told by files of its own: `driver_override` says which driver a function is for, `unbind` takes it from the one
-//! that has it, `drivers_probe` has it looked at anew. Nothing else of the machine is changed: no driver's list of
-//! identifiers, which would take other drives of the same make along.
+//! This uses the kernel's files in sysfs: `driver_override` sets the driver that a function may have, `unbind` takes it
+//! from its driver, `drivers_probe` looks for a driver again. No driver's list of identifiers is changed, which would
+//! affect other drives of the same model.
 use std::fs;
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::pci::{Function, System};
 
 const VFIO: &str = "vfio-pci";
 
-/// Gives the drive to `vfio-pci`, if nobody uses it. Says what was done.
+/// Binds the drive to `vfio-pci`, if nobody uses it. Returns a message.
 pub(crate) fn bind(system: &System, drive: &Function) -> Result<String, Error> {
     let address = drive.address;
     let group = group_of(drive)?;
@@ -33,7 +33,7 @@ pub(crate) fn bind(system: &System, drive: &Function) -> Result<String, Error> {
     write(&drive.folder.join("driver_override"), VFIO)?;
     let moved = hand_over(system, drive);
     if moved.is_err() || drive.driver().as_deref() != Some(VFIO) {
-        // As it was: an override that stays would keep it from its own driver for ever.
+        // Undone: the override would keep the drive from its own driver for ever.
         write(&drive.folder.join("driver_override"), "\n")?;
         hand_over(system, drive)?;
         moved?;
@@ -44,7 +44,7 @@ pub(crate) fn bind(system: &System, drive: &Function) -> Result<String, Error> {
     Ok(format!("{address} is bound to vfio-pci (group {group}); {from} had it"))
 }
 
-/// Gives the drive back to the kernel's own driver. Says what was done.
+/// Gives the drive back to the kernel's own driver. Returns a message.
 pub(crate) fn unbind(system: &System, drive: &Function) -> Result<String, Error> {
     let address = drive.address;
     match drive.driver().as_deref() {
@@ -63,7 +63,7 @@ pub(crate) fn unbind(system: &System, drive: &Function) -> Result<String, Error>
     }
 }
 
-/// Takes it from who has it, and lets the kernel look for who is to.
+/// Unbinds the drive from its driver, and lets the kernel look for a driver.
 fn hand_over(system: &System, drive: &Function) -> Result<(), Error> {
     let address = drive.address.to_string();
     if drive.driver().is_some() {
@@ -72,7 +72,7 @@ fn hand_over(system: &System, drive: &Function) -> Result<(), Error> {
     write(&system.sys.join("bus/pci/drivers_probe"), &address)
 }
 
-/// The kernel would wait for ever until a process lets go of the drive.
+/// Refuses to unbind a drive that a process uses: the kernel would wait for that process.
 fn check_idle(system: &System, drive: &Function) -> Result<(), Error> {
     use rustix::fs::{Mode, OFlags};
     let group = group_of(drive)?;
@@ -82,12 +82,12 @@ fn check_idle(system: &System, drive: &Function) -> Result<(), Error> {
             what: format!("{} is in use: a process has its group, {}", drive.address, path.display()),
             next: "end that process first (fuser shows it)",
         }),
-        // Whatever else may be wrong with it, nobody has it.
+        // Any other error does not mean that it is in use.
         _ => Ok(()),
     }
 }
 
-/// The number of the drive's group; without one there is no IOMMU that would keep it from others' memory.
+/// The number of the drive's IOMMU group. Without one there is no IOMMU that protects other memory from it.
 pub(crate) fn group_of(drive: &Function) -> Result<String, Error> {
     drive.group().ok_or_else(|| Error::Unavailable {
         what: format!("{} has no IOMMU group: this machine has no IOMMU, or it is off", drive.address),
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::pci::tests::Fake;
 
-    /// Refused, in these words, and nothing was written.
+    /// Checks that binding is refused with these words, and that nothing was written.
     fn refused(fake: &Fake, words: &str) {
         let error = bind(&fake.system, &fake.drive()).unwrap_err();
         assert_eq!(error.to_string(), words);
@@ -115,19 +115,19 @@ mod tests {
     }
 
     #[test]
-    fn without_an_iommu_it_is_refused() {
+    fn binding_without_an_iommu_is_refused() {
         let fake = Fake::new();
         fs::remove_file(fake.drive().folder.join("iommu_group")).unwrap();
         refused(&fake, "0000:00:02.0 has no IOMMU group: this machine has no IOMMU, or it is off");
     }
 
     #[test]
-    fn without_vfio_it_is_refused() {
+    fn binding_without_vfio_is_refused() {
         refused(&Fake::new(), "the kernel's driver vfio-pci is not loaded");
     }
 
     #[test]
-    fn with_others_in_its_group_it_is_refused_but_for_bridges() {
+    fn binding_is_refused_with_other_functions_than_bridges_in_the_group() {
         let fake = Fake::new();
         let other = fake.system.sys.join("bus/pci/devices/0000:00:03.0");
         fs::create_dir_all(&other).unwrap();
@@ -138,9 +138,9 @@ mod tests {
         refused(&fake, "0000:00:02.0 shares IOMMU group 2 with 0000:00:03.0, which no driver has");
     }
 
-    /// The kernel of this machine takes no notice: as it was before is what is left.
+    /// The files here have no effect, so the binding fails, and is undone.
     #[test]
-    fn what_vfio_does_not_take_is_as_it_was() {
+    fn a_failed_binding_restores_the_override() {
         let fake = Fake::new();
         fs::create_dir_all(fake.system.sys.join("bus/pci/drivers/vfio-pci")).unwrap();
         let error = bind(&fake.system, &fake.drive()).unwrap_err();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_vfio_has_is_given_back() {
+    fn unbinding_needs_a_drive_bound_to_vfio() {
         let fake = Fake::new();
         let driver = fake.system.sys.join("bus/pci/drivers/nvme");
         fs::create_dir_all(&driver).unwrap();

@@ -1,7 +1,7 @@
-//! A controller: started, asked, stopped.
+//! A controller: starting it, sending it admin commands, and stopping it.
 //!
-//! Nothing of the memory that it was told of is given back while it may still write there (I1): [`Controller::stop`] says whether
-//! it was stopped for certain, by whichever means, and if not, the memory is leaked.
+//! Memory that the controller knows is not freed while it may still write there (I1). [`Controller::stop`] says whether
+//! it has certainly stopped; if not, the memory is leaked.
 use std::mem;
 use std::time::Duration;
 
@@ -15,25 +15,26 @@ use crate::spec::{
     Capabilities, Command, DOORBELLS, PAGE, VS, admin,
 };
 
-/// Entries of the admin queues: one command that is waited for is out at a time, and some Aborts.
+/// Entries of the admin queues: one command at a time that is waited for, and some Aborts.
 const ADMIN_DEPTH: u16 = 16;
-/// How long this side sleeps between two looks at a register, and without interrupts at the admin queue.
+/// How long to sleep between two polls of a register, or of the admin queue without interrupts.
 const LOOK: Duration = Duration::from_micros(500);
 
-/// How long its registers may read as all ones before it is taken for gone.
+/// How long its registers may read as all ones before it counts as gone.
 const HIDDEN: Duration = Duration::from_secs(2);
 
-/// A controller that can be reached, and the memory that it is told of.
+/// A controller, and the memory that it knows.
 ///
-/// The fields go in their order: what is shared, then the memory that it is of, which is unmapped, then the way to the device.
+/// The fields are dropped in this order: shared memory, then the allocator's memory, which is unmapped, then the access
+/// to the device.
 pub(crate) struct Controller<B: Bus> {
     admin: Queue<Asked>,
     asked: u64,
-    /// Aborts that are out.
+    /// Aborts under way.
     aborts: u16,
     /// Commands whose Abort was answered, by queue and identifier.
     answered: Vec<(u16, u16)>,
-    /// What Identify fills.
+    /// The page that Identify fills.
     page: Shared,
     pub(crate) memory: Memory,
     pub(crate) bus: B,
@@ -43,26 +44,26 @@ pub(crate) struct Controller<B: Bus> {
     may_be_running: bool,
 }
 
-/// What an admin command is for.
+/// The purpose of an admin command.
 enum Asked {
-    /// Its answer is waited for; the number tells an answer that came late from the one that is waited for.
+    /// Its answer is waited for. The number distinguishes it from a late answer to an earlier command.
     Answer(u64),
-    /// To abort a command of a queue. Nobody waits for it.
+    /// Aborts a command of a queue. Its answer is not waited for.
     Abort { queue: u16, id: u16, since: Duration },
 }
 
-/// Whether a controller is in a state to answer.
+/// Whether a controller can answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Health {
     Well,
-    /// It has stopped by itself.
+    /// It has reported a fatal error.
     Fatal,
     /// Somebody else has reset it.
     Disabled,
 }
 
 impl<B: Bus> Controller<B> {
-    /// Looks whether this controller can be driven from here. It is not started.
+    /// Checks whether this controller is supported. It is not started.
     pub(crate) fn new(bus: B, memory: Memory, timeout: Duration) -> Result<Self, Error> {
         let cap = Capabilities(bus.read64(CAP));
         if cap.0 == u64::MAX {
@@ -90,18 +91,18 @@ impl<B: Bus> Controller<B> {
         Ok(Self { admin, asked, aborts, answered, page, memory, bus, cap, timeout, may_be_running })
     }
 
-    /// The version of the specification that it says it keeps to.
+    /// The version of the specification that it reports.
     pub(crate) fn version(&self) -> (u16, u8, u8) {
         let version = self.bus.read32(VS);
         ((version >> 16) as u16, (version >> 8) as u8, version as u8)
     }
 
-    /// Entries of the longest queue that it takes, as far as a queue of ours can be.
+    /// Entries of the longest queue that both it and this driver support.
     pub(crate) fn longest_queue(&self) -> u16 {
         self.cap.longest_queue().min(4096) as u16
     }
 
-    /// Pairs of queues whose doorbells are among the registers, the admin ones left out.
+    /// Pairs of queues that have doorbells among the registers, without the admin queues.
     pub(crate) fn doorbells(&self) -> u16 {
         ((self.bus.len() - DOORBELLS) / (2 * self.cap.stride()) - 1).min(u16::MAX.into()) as u16
     }
@@ -110,7 +111,7 @@ impl<B: Bus> Controller<B> {
         self.cap.stride()
     }
 
-    /// Starts it anew: from whatever state, to one in which it takes admin commands. It has forgotten all other queues.
+    /// Starts it, from any state, so that it takes admin commands. All other queues are gone.
     pub(crate) fn start(&mut self) -> Result<(), Error> {
         self.bus.set_master(true)?;
         self.disable()?;
@@ -127,7 +128,7 @@ impl<B: Bus> Controller<B> {
         self.wait_for(CSTS_RDY | CSTS_CFS, &[CSTS_RDY], limit, "it did not get ready")
     }
 
-    /// Has it stop and forget its queues: by its own switch, or if that does nothing, by a reset of the function.
+    /// Stops it, so that its queues are gone: by disabling it, or if that fails, by a reset of the function.
     fn disable(&mut self) -> Result<(), Error> {
         if self.bus.read32(CSTS) == u32::MAX {
             return Err(Error::Gone);
@@ -143,7 +144,7 @@ impl<B: Bus> Controller<B> {
         Ok(())
     }
 
-    /// Waits until some bits of the status are one of `wanted`.
+    /// Waits until these bits of the status have one of the `wanted` values.
     fn wait_for(&self, bits: u32, wanted: &[u32], limit: Duration, what: &str) -> Result<(), Error> {
         let begin = self.bus.now();
         loop {
@@ -162,8 +163,8 @@ impl<B: Bus> Controller<B> {
         }
     }
 
-    /// Whether it is well. A reset of the function by somebody else hides its registers for a while (PCI Express gives it
-    /// 100 ms): only if they stay hidden it is gone.
+    /// Its health. A reset of the function by somebody else hides its registers for a while (PCI Express allows 100
+    /// ms), so it is gone only if they stay hidden.
     pub(crate) fn health(&self) -> Result<Health, Error> {
         let begin = self.bus.now();
         while self.bus.read32(CSTS) == u32::MAX {
@@ -179,7 +180,7 @@ impl<B: Bus> Controller<B> {
         }
     }
 
-    /// Does an admin command, and returns what it answers.
+    /// Executes an admin command, and returns its answer.
     pub(crate) fn ask(&mut self, command: Command, what: impl Fn() -> String) -> Result<u32, Error> {
         if self.admin.is_full() {
             return Err(Error::Silent(format!("{}: the controller answers no admin command", what())));
@@ -220,21 +221,21 @@ impl<B: Bus> Controller<B> {
         ControllerInfo::read(&self.identify(0, admin::CNS_CONTROLLER, "the controller")?)
     }
 
-    /// The first namespaces, as many as there is room for in a page: 1024.
+    /// The first namespaces, up to 1024, which fit into a page.
     pub(crate) fn namespaces(&mut self) -> Result<Vec<u32>, Error> {
         Ok(active(&self.identify(0, admin::CNS_NAMESPACES, "its namespaces")?))
     }
 
-    /// A namespace of plain blocks; none if there is none of that number.
+    /// A namespace of plain blocks; `None` if there is none with that number.
     ///
     /// # Errors
-    /// `Unsupported` if it is for other commands.
+    /// `Unsupported` if it has another command set.
     pub(crate) fn namespace(&mut self, id: u32) -> Result<Option<NamespaceInfo>, Error> {
         if self.cap.has_command_sets() {
             let what = format!("the command set of namespace {id}");
             match self.identify(id, admin::CNS_DESCRIPTORS, &what) {
                 Ok(page) => check_command_set(id, &page)?,
-                // There is no such namespace, which is told below, or no list, and then there are plain blocks alone.
+                // There is no such namespace, which is found below, or no list; then it has plain blocks.
                 Err(Error::Status { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -243,7 +244,7 @@ impl<B: Bus> Controller<B> {
         NamespaceInfo::read(id, &page)
     }
 
-    /// Asks for pairs of queues, at least one, and returns how many it grants: fewer, or more.
+    /// Asks for pairs of queues, at least one. Returns how many it grants, which may be fewer or more.
     pub(crate) fn grant(&mut self, pairs: u16) -> Result<u16, Error> {
         let count = u32::from(pairs - 1);
         let command = Command::new(admin::SET_FEATURES, 0).word(10, admin::QUEUES).word(11, count << 16 | count);
@@ -251,12 +252,12 @@ impl<B: Bus> Controller<B> {
         Ok((granted as u16).min((granted >> 16) as u16).saturating_add(1))
     }
 
-    /// Makes a pair of queues known to it. With interrupts, completions cause that of number `vector`.
+    /// Creates a pair of queues in the controller. With interrupts, completions raise number `vector`.
     pub(crate) fn create<T>(&mut self, queue: &Queue<T>, vector: Option<u16>) -> Result<(), Error> {
         let (id, last) = (u32::from(queue.id()), u32::from(queue.depth() - 1));
         let (commands, completions) = queue.addrs();
         let interrupts = vector.map_or(0, |vector| u32::from(vector) << 16 | 1 << 1);
-        // Both lie in one piece (bit 0).
+        // Both are contiguous (bit 0).
         let command = Command::new(admin::CREATE_CQ, 0).data(completions, 0).word(10, last << 16 | id);
         self.ask(command.word(11, interrupts | 1), || format!("making completion queue {id}"))?;
         let command = Command::new(admin::CREATE_SQ, 0).data(commands, 0).word(10, last << 16 | id);
@@ -264,10 +265,10 @@ impl<B: Bus> Controller<B> {
         Ok(())
     }
 
-    /// Asks it to give a command up, and does not wait for its answer. False if it has as many Aborts as it takes, which is
-    /// `most`.
+    /// Asks it to abort a command, and does not wait for the answer. False if it has already `most` Aborts, the number
+    /// that it takes.
     pub(crate) fn abort(&mut self, queue: u16, id: u16, most: u16) -> bool {
-        // One slot stays for commands that are waited for, if there are two.
+        // One slot stays free for commands that are waited for, if there are two.
         let most = most.min((self.admin.depth() - 2).max(1));
         if self.aborts >= most || self.admin.is_full() {
             return false;
@@ -279,8 +280,8 @@ impl<B: Bus> Controller<B> {
         true
     }
 
-    /// The commands whose Abort was answered since the last time, by queue and identifier. An Abort may be too late, or not
-    /// able to: the command's own completion tells.
+    /// The commands whose Abort was answered since the last call, by queue and identifier. An Abort may come too late
+    /// or fail; only the command's own completion shows that.
     pub(crate) fn answered(&mut self) -> Result<Vec<(u16, u16)>, Error> {
         if self.aborts > 0 {
             while let Some(done) = self.admin.pop()? {
@@ -291,7 +292,7 @@ impl<B: Bus> Controller<B> {
         Ok(mem::take(&mut self.answered))
     }
 
-    /// What came back though it is not waited for: an Abort, or what was given up.
+    /// Handles an answer that is not waited for: of an Abort, or of a command that timed out.
     fn note(&mut self, what: &Asked) {
         if let &Asked::Abort { queue, id, .. } = what {
             self.aborts -= 1;
@@ -299,7 +300,7 @@ impl<B: Bus> Controller<B> {
         }
     }
 
-    /// Since when the oldest Abort is out.
+    /// When the oldest Abort under way was sent.
     pub(crate) fn aborting_since(&mut self) -> Option<Duration> {
         match self.admin.oldest()?.1 {
             Asked::Abort { since, .. } => Some(*since),
@@ -307,7 +308,7 @@ impl<B: Bus> Controller<B> {
         }
     }
 
-    /// Shuts it down in order: what it has in its cache is safe afterwards. Then it is stopped.
+    /// Shuts it down normally, so that its cache is safe, and stops it.
     pub(crate) fn shut_down(&mut self) -> Result<(), Error> {
         if !self.may_be_running {
             return Ok(());
@@ -321,7 +322,8 @@ impl<B: Bus> Controller<B> {
         self.disable().and(shut)
     }
 
-    /// Makes sure that it writes to no memory any more: it says that it stopped, or may not reach memory. False if neither.
+    /// Makes sure that it does not write to memory any more: it reports that it has stopped, or its access to memory is
+    /// switched off. False if neither works.
     pub(crate) fn stop(&mut self) -> bool {
         let is_stopped = !self.may_be_running || self.disable().is_ok() || self.bus.set_master(false).is_ok();
         self.may_be_running = !is_stopped;
@@ -339,7 +341,7 @@ impl<B: Bus> Drop for Controller<B> {
 }
 
 impl Health {
-    /// What happened, if it is not well.
+    /// A message about what happened.
     pub(crate) fn said(self) -> &'static str {
         match self {
             Self::Well => "the controller is well",

@@ -1,14 +1,15 @@
-//! A drive under load: requests go in, and come back done, or with why not.
+//! A drive under load: requests are submitted, and come back finished or with an error.
 //!
-//! A request waits in the hands of one of three: its caller, a queue (`Queue::slots`), or the backlog of those that are to be
-//! tried again. It leaves the last two by [`Done`] alone, so nothing is lost (I1): what a reset interrupts is tried again, as
-//! a read or a write of whole blocks may be, and after [`ATTEMPTS`] it is told to have failed.
+//! A request is in one of three places: with its caller, in a queue (`Queue::slots`), or in the backlog of requests to
+//! be tried again. It leaves the last two only as a [`Done`], so no request is lost (I1). A request that a reset
+//! interrupts is tried again, which is allowed for reads and writes of whole blocks. After [`ATTEMPTS`] it fails.
 //!
-//! A command that takes too long is aborted; the others go on meanwhile. If the command or the Abort is still out after the
-//! same time again, or the controller says that it has failed, or somebody has reset it, it is reset, and its queues are made
-//! anew. Each queue knows its oldest command, so looking for late ones costs the same however many are out.
+//! A command that takes too long is aborted; other commands go on meanwhile. The controller is reset, and its queues
+//! are made again, if the command or the Abort has not come back after the same time again, if the controller reports a
+//! failure, or if somebody else has reset it. Each queue knows its oldest command, so looking for late commands takes
+//! constant time.
 //!
-//! All queues are driven by one thread: a reset needs nobody's consent.
+//! One thread drives all queues, so a reset needs no coordination.
 use std::collections::VecDeque;
 use std::mem;
 use std::time::Duration;
@@ -23,19 +24,19 @@ use crate::{Error, Status};
 
 /// Blocks that one command can name.
 const MOST_BLOCKS: u64 = 1 << 16;
-/// Bytes of the largest command where the drive has no limit of its own.
+/// Bytes of the largest command if the drive has no limit.
 const MOST_BYTES: u64 = 4 << 20;
 /// How often a request is tried.
 const ATTEMPTS: u32 = 4;
-/// How long this side sleeps at most before it looks at the clock.
+/// The longest sleep before the clock is checked.
 const NAP: Duration = Duration::from_millis(100);
 
-/// What is asked of a drive.
+/// An operation of a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Read,
     Write,
-    /// Puts on the medium what was written.
+    /// Puts written data on the medium.
     Flush,
 }
 
@@ -43,7 +44,7 @@ pub(crate) enum Op {
 pub(crate) struct Request {
     pub(crate) op: Op,
     pub(crate) lba: u64,
-    /// As many bytes as it moves; none for a flush.
+    /// The memory for the data; `None` for a flush.
     pub(crate) buffer: Option<Buffer>,
 }
 
@@ -52,25 +53,25 @@ pub(crate) struct Done {
     pub(crate) request: Request,
     /// How it ended.
     pub(crate) status: Status,
-    /// The controller never answered.
+    /// Whether the controller never answered.
     pub(crate) is_silent: bool,
-    /// From when it was handed in.
+    /// The time since it was submitted.
     pub(crate) took: Duration,
 }
 
-/// A request on its way.
+/// A request under way.
 struct Flight {
     request: Request,
     lists: Held,
     command: Command,
     begun: Duration,
-    /// When it has taken too long.
+    /// When it counts as late.
     due: Duration,
     is_aborted: bool,
     attempts: u32,
 }
 
-/// How a drive is driven.
+/// The settings of a drive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     /// Pairs of queues.
@@ -79,20 +80,20 @@ pub(crate) struct Settings {
     pub(crate) depth: u16,
     /// How long a command may take.
     pub(crate) timeout: Duration,
-    /// Which namespace.
+    /// The namespace's number.
     pub(crate) namespace: u32,
-    /// The controller is reset each time that so many requests are done, to see that nothing is lost.
+    /// The controller is reset after each so many finished requests, to test that nothing is lost.
     pub(crate) reset_every: Option<u64>,
 }
 
-/// What happened on the way.
+/// Counts of what happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Counts {
     pub(crate) commands: u64,
     pub(crate) retries: u64,
     pub(crate) aborts: u64,
     pub(crate) resets: u64,
-    /// Completions whose head of the submission queue cannot be. Nothing depends on it.
+    /// Completions with an impossible head of the submission queue. Nothing depends on the head.
     pub(crate) wrong_heads: u64,
 }
 
@@ -100,18 +101,18 @@ pub(crate) struct Counts {
 pub(crate) struct Drive<B: Bus> {
     controller: Controller<B>,
     queues: Vec<Queue<Flight>>,
-    /// What is to be tried again.
+    /// Requests to be tried again.
     backlog: VecDeque<Flight>,
     settings: Settings,
     info: ControllerInfo,
     namespace: NamespaceInfo,
     counts: Counts,
     until_reset: u64,
-    /// When the controller is next asked whether it is well, if nothing comes back.
+    /// When the controller's health is checked next, if nothing comes back.
     next_look: Duration,
-    /// Where the next request goes.
+    /// The queue for the next request.
     turn: usize,
-    /// What there is to tell, a line each.
+    /// Messages for the user, a line each.
     said: Vec<String>,
 }
 
@@ -156,7 +157,7 @@ impl<B: Bus> Drive<B> {
         }
         let vectors = self.controller.bus.vectors();
         for queue in &self.queues {
-            // The admin queue has the first, and others share what there is.
+            // The admin queue has the first, and the others share them all.
             let vector = (vectors > 0).then(|| queue.id() % vectors);
             self.controller.create(queue, vector)?;
         }
@@ -172,7 +173,7 @@ impl<B: Bus> Drive<B> {
     pub(crate) fn counts(&self) -> Counts {
         self.counts
     }
-    /// What there is to tell since the last time.
+    /// The messages since the last call.
     pub(crate) fn said(&mut self) -> Vec<String> {
         mem::take(&mut self.said)
     }
@@ -190,15 +191,15 @@ impl<B: Bus> Drive<B> {
     /// Bytes that one command may move.
     pub(crate) fn max_transfer(&self) -> usize {
         let by_blocks = MOST_BLOCKS * u64::from(self.namespace.block_size);
-        // One block at least: `check_plain` saw to that.
+        // At least one block: `check_plain` has checked that.
         self.info.max_transfer.unwrap_or(MOST_BYTES).min(by_blocks).min(1 << 30) as usize
     }
 
-    /// Requests that are on their way, and those that are done whose slots an Abort still names.
+    /// Requests under way, and finished ones whose slots an Abort still names.
     pub(crate) fn out(&self) -> usize {
         self.backlog.len() + self.queues.iter().map(Queue::out).sum::<usize>()
     }
-    /// Whether another one can be handed in.
+    /// Whether another request can be submitted.
     pub(crate) fn has_room(&self) -> bool {
         self.backlog.is_empty() && self.queues.iter().any(|queue| !queue.is_full())
     }
@@ -207,7 +208,7 @@ impl<B: Bus> Drive<B> {
         if self.out() > 0 { Want::Soon } else { Want::Now }
     }
 
-    /// Memory for so many bytes, or fewer. None if there is none until others come back.
+    /// Memory for `len` bytes, or fewer. `None` if there is no memory until other requests come back.
     pub(crate) fn buffer(&self, len: usize) -> Result<Option<Buffer>, Error> {
         let (unit, want) = (self.namespace.block_size as usize, self.want());
         match self.controller.memory.buffer(len, unit, want)? {
@@ -216,8 +217,8 @@ impl<B: Bus> Drive<B> {
         }
     }
 
-    /// Hands a request in; the controller sees it after [`ring`](Self::ring). It comes back if there is no memory for its lists
-    /// until others come back.
+    /// Submits a request; the controller sees it after [`ring`](Self::ring). It is returned if there is no memory for
+    /// its lists until other requests come back.
     ///
     /// # Panics
     /// If there is no room.
@@ -253,20 +254,21 @@ impl<B: Bus> Drive<B> {
         self.queues[at].push(flight.command, flight);
     }
 
-    /// Tells the controller of what was handed in.
+    /// Tells the controller about submitted requests.
     pub(crate) fn ring(&mut self) {
         let stride = self.controller.stride();
         self.queues.iter_mut().for_each(|queue| queue.ring(&self.controller.bus, stride));
     }
 
-    /// What has come back. If nothing has, it waits for something, though not for long: whoever calls looks for signals.
+    /// Adds the requests that have come back to `done`. If there are none, it waits, but not for long, since the caller
+    /// checks for signals.
     pub(crate) fn wait(&mut self, done: &mut Vec<Done>) -> Result<(), Error> {
         self.relaunch();
         self.ring();
         if self.until_reset == 0 {
             self.until_reset = self.settings.reset_every.unwrap_or(u64::MAX);
-            // An answer from it shows that it has fetched what it was told of. QEMU (7.2) fetches on from queues that a
-            // reset has just freed, and ends.
+            // An answer shows that it has fetched all commands. QEMU (7.2) would continue to fetch from queues that a
+            // reset has just freed, and crash.
             self.controller.info()?;
             self.restart("a reset was asked for")?;
         }
@@ -286,7 +288,7 @@ impl<B: Bus> Drive<B> {
                 return self.restart_and_count(why, done);
             }
         }
-        // However many have come back: a command that is lost is to be found while others go on.
+        // Also if requests have come back: a lost command has to be found while others go on.
         self.look_at_the_clock(done)
     }
 
@@ -310,7 +312,7 @@ impl<B: Bus> Drive<B> {
         Ok(())
     }
 
-    /// A command is done: so is its request, unless it is worth another try.
+    /// Handles a finished command. Its request is finished too, unless it may be tried again.
     fn land(&mut self, flight: Flight, status: Status, done: &mut Vec<Done>) {
         if status.may_pass() && flight.attempts < ATTEMPTS {
             self.said.push(format!("{}: {status}; trying again", self.place_of(&flight.request)));
@@ -323,7 +325,7 @@ impl<B: Bus> Drive<B> {
     fn finish(&mut self, flight: Flight, status: Status, is_silent: bool, done: &mut Vec<Done>) {
         self.controller.memory.unlist(flight.lists);
         let took = self.now().saturating_sub(flight.begun);
-        // Of those that are done: if it were of those handed in, it could be reset for ever and nothing get done.
+        // Counts finished requests. Counting submitted ones could reset it for ever without progress.
         self.until_reset = self.until_reset.saturating_sub(1);
         done.push(Done { request: flight.request, status, is_silent, took });
     }
@@ -336,13 +338,13 @@ impl<B: Bus> Drive<B> {
         }
     }
 
-    /// When the next command will have taken too long.
+    /// When the next command will be late.
     fn soonest(&mut self) -> Duration {
         let dues = self.queues.iter_mut().filter_map(|queue| Some(queue.oldest()?.1.due));
         dues.min().unwrap_or(Duration::MAX)
     }
 
-    /// Why the controller is to be reset, if it says so itself. It is asked now and then.
+    /// Why the controller has to be reset, by its own report, which is checked at intervals.
     fn look_at_health(&mut self) -> Result<Option<&'static str>, Error> {
         let now = self.now();
         if self.next_look > now {

@@ -1,5 +1,6 @@
-//! A controller in memory, for tests: it reads queues, lists and data where the driver says that they lie, by the
-//! specification and not by the driver's own code. It notes what a real one would refuse, and can be made to lie.
+//! A controller in memory, for tests. It reads queues, lists and data at the addresses that the driver gives it, by the
+//! specification and without the driver's code. It records what a real controller would refuse, and can be made to
+//! misbehave.
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::mem;
@@ -20,10 +21,10 @@ use crate::spec::{
 };
 use crate::transfer::Random;
 
-/// What an I/O command comes to.
+/// The outcome of an I/O command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is done.
+    /// It succeeds.
     Done,
     /// It fails with this status.
     Fails(u16),
@@ -31,33 +32,33 @@ pub(crate) enum Fate {
     Lost,
 }
 
-/// Changes what it says.
+/// A function that changes the controller's output.
 type Change<N, T> = Box<dyn Fn(N, &mut T)>;
 
 /// How it behaves.
 pub(crate) struct Behaviour {
-    /// What becomes of the n-th I/O command, counted from 0 over all queues and resets.
+    /// The outcome of the n-th I/O command, counted from 0 over all queues and resets.
     pub(crate) fate: Box<dyn Fn(u64) -> Fate>,
-    /// Changes a completion before it is written: double words, their place in the queue left alone.
+    /// Changes the double words of a completion before it is written.
     pub(crate) lie: Change<u64, [u32; 4]>,
-    /// An Abort brings the command back.
+    /// An Abort completes the lost command.
     pub(crate) aborts: bool,
-    /// Aborts stay undone.
+    /// Aborts are not answered.
     pub(crate) holds_aborts: bool,
-    /// Interrupts that it has.
+    /// The number of its interrupts.
     pub(crate) vectors: u16,
-    /// Admin commands after so many are not answered.
+    /// After this many admin commands none is answered.
     pub(crate) admins: u64,
-    /// It does not stop when it is told to.
+    /// It does not stop when it is disabled.
     pub(crate) is_stuck: bool,
-    /// The function can be reset.
+    /// Whether the function can be reset.
     pub(crate) can_reset: bool,
-    /// A reset of the function makes it stop.
+    /// Whether a reset of the function stops it.
     pub(crate) reset_helps: bool,
     pub(crate) cap: u64,
     pub(crate) queues: u16,
     pub(crate) mdts: u8,
-    /// Changes what Identify says.
+    /// Changes the page of Identify.
     pub(crate) identify: Change<u32, [u8; PAGE]>,
 }
 
@@ -101,10 +102,10 @@ pub(crate) struct State {
     registers: BTreeMap<usize, u32>,
     pairs: BTreeMap<u16, Pair>,
     completion_queues: BTreeMap<u16, (u64, u16)>,
-    /// Commands that were fetched and are not done: the queue, the command, its number among I/O commands.
+    /// Commands that were fetched and are not finished: the queue, the command, its number among I/O commands.
     pending: Vec<(u16, [u32; 16], u64)>,
     lost: Vec<(u16, [u32; 16])>,
-    /// What it may reach.
+    /// The memory that it may access.
     memory: Range<u64>,
     pub(crate) disk: Vec<u8>,
     clock: Duration,
@@ -116,19 +117,19 @@ pub(crate) struct State {
     pub(crate) is_master: bool,
     pub(crate) resets: u32,
     pub(crate) shutdowns: u32,
-    /// So many reads of the status find its registers hidden.
+    /// For this many reads of the status its registers are hidden.
     pub(crate) hidden: u32,
 }
 
 pub(crate) const BLOCK: usize = 512;
-/// Aborts that it takes at once.
+/// The most Aborts at a time.
 pub(crate) const ABORTS: usize = 2;
 
 #[derive(Clone)]
 pub(crate) struct Fake(Rc<RefCell<State>>);
 
 impl Fake {
-    /// A controller with so many blocks, and so many pages of memory that it reaches.
+    /// A controller with so many blocks, and with so many pages of memory that it can access.
     pub(crate) fn new(behaviour: Behaviour, blocks: usize, pages: usize, seed: u64) -> (Self, Memory) {
         let allocator = Allocator::builder().memory(Arena::anonymous(pages)).build().unwrap();
         let memory = Memory::new(&allocator, Identity).unwrap();
@@ -161,7 +162,7 @@ impl Fake {
 }
 
 impl State {
-    /// The place in this process of what the driver says lies at a device address.
+    /// The place in this process of a device address.
     fn place(&mut self, addr: u64, len: usize) -> *mut u8 {
         let inside = addr >= self.memory.start && addr + len as u64 <= self.memory.end;
         assert!(inside && self.is_master, "{len} bytes at {addr:#x} are not the controller's to reach");
@@ -259,7 +260,7 @@ impl State {
         self.pairs.insert(id, pair);
     }
 
-    /// Does one of the commands that it has, any. False if none completes.
+    /// Executes one of its commands at random. False if none completes.
     fn step(&mut self) -> bool {
         self.clock += Duration::from_millis(1);
         if self.pending.is_empty() || !self.is_ready() {
@@ -302,7 +303,7 @@ impl State {
         self.lost.len()
     }
 
-    /// Does what was lost after all.
+    /// Completes the lost commands.
     pub(crate) fn find(&mut self) {
         for (id, command) in mem::take(&mut self.lost) {
             let status = self.transfer(&command);

@@ -1,7 +1,7 @@
-//! How long requests took: counts by size, to a thirty-second of it.
+//! A histogram of durations, with a precision of a thirty-second.
 use std::time::Duration;
 
-/// Bits of a time that are told apart below its leading one.
+/// Bits below the leading one that are distinguished.
 const BITS: u32 = 5;
 const STEPS: usize = 1 << BITS;
 
@@ -28,7 +28,7 @@ impl Histogram {
         self.total
     }
 
-    /// Microseconds that so many of a hundred took at most.
+    /// A percentile, in microseconds.
     pub(crate) fn percentile(&self, percent: f64) -> f64 {
         let wanted = (self.total as f64 * percent / 100.0).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -50,7 +50,7 @@ fn place(ns: u64) -> usize {
     STEPS * (shift as usize + 1) + (ns >> shift) as usize - STEPS
 }
 
-/// The largest time that is counted at a place.
+/// The largest time in a bucket.
 fn upper(at: usize) -> u64 {
     if at < STEPS {
         return at as u64;
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_of_a_hundred_times() {
+    fn percentiles_are_within_a_thirty_second() {
         let mut histogram = Histogram::new();
         assert_eq!(histogram.percentile(50.0), 0.0);
         (1..=100).for_each(|ms| histogram.add(Duration::from_millis(ms)));

@@ -1,19 +1,19 @@
-//! What a controller says of itself and of its namespaces (section 5.15): two pages of fields at fixed places, each of which
-//! may be a lie.
+//! The identify data of a controller and of its namespaces (section 5.15): pages of fields at fixed places. No field is
+//! trusted.
 use serde::Serialize;
 
 use crate::Error;
 use crate::spec::PAGE;
 
-/// The shift of the largest block that is driven.
+/// The shift of the largest supported block.
 const MOST_SHIFT: u32 = 16;
-/// In the list of what identifies a namespace, the type of its command set.
+/// The type of the command set in a namespace's list of descriptors.
 const COMMAND_SET: u8 = 4;
 
 /// A controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ControllerInfo {
-    /// The maker's number in PCI.
+    /// The PCI vendor ID.
     pub(crate) vendor: u16,
     /// Its serial number.
     pub(crate) serial: String,
@@ -21,32 +21,32 @@ pub(crate) struct ControllerInfo {
     pub(crate) model: String,
     /// Its firmware.
     pub(crate) firmware: String,
-    /// Bytes that one command may move; none if there is no limit.
+    /// Bytes that one command may move; `None` if there is no limit.
     pub(crate) max_transfer: Option<u64>,
-    /// Namespaces that there can be.
+    /// The most namespaces.
     pub(crate) namespaces: u32,
-    /// It may lose what it was given until it is flushed.
+    /// Whether it may lose written data until a flush.
     pub(crate) has_write_cache: bool,
-    /// Abort commands that it takes at once.
+    /// The most Abort commands at a time.
     pub(crate) aborts: u16,
 }
 
-/// A namespace: blocks that are counted from 0.
+/// A namespace: blocks numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct NamespaceInfo {
     /// Its number.
     pub(crate) id: u32,
-    /// How many there are.
+    /// The number of blocks.
     pub(crate) blocks: u64,
-    /// Bytes of one.
+    /// Bytes of a block.
     pub(crate) block_size: u32,
-    /// Bytes that go with each block, for whoever wants to protect it.
+    /// Bytes of metadata with each block.
     pub(crate) metadata: u16,
-    /// Whether blocks are protected by what goes with them.
+    /// Whether the metadata protects the blocks.
     pub(crate) is_protected: bool,
 }
 
-/// Fields of a page that a controller filled.
+/// Fields of a page from a controller.
 struct Fields<'a>(&'a [u8; PAGE]);
 
 impl Fields<'_> {
@@ -59,7 +59,7 @@ impl Fields<'_> {
     fn u64(&self, at: usize) -> u64 {
         u64::from(self.u32(at)) | u64::from(self.u32(at + 4)) << 32
     }
-    /// Text, padded with spaces; what is not printable ASCII is not shown.
+    /// Text, padded with spaces. Characters other than printable ASCII are replaced.
     fn text(&self, at: usize, len: usize) -> String {
         let shown = self.0[at..at + len].iter().map(|&byte| match byte {
             b' '..=b'~' => char::from(byte),
@@ -71,7 +71,7 @@ impl Fields<'_> {
 }
 
 impl ControllerInfo {
-    /// Reads the page. Entries of the wrong size in its queues are refused: nothing could be asked of it.
+    /// Reads the page. Queue entries of unsupported sizes are an error, since no command could be sent.
     pub(crate) fn read(page: &[u8; PAGE]) -> Result<Self, Error> {
         let fields = Fields(page);
         let (command, completion) = (page[512], page[513]);
@@ -84,7 +84,7 @@ impl ControllerInfo {
             serial: fields.text(4, 20),
             model: fields.text(24, 40),
             firmware: fields.text(64, 8),
-            // In pages of the smallest size, which is 4096 bytes where this program works.
+            // In units of the smallest page, which is 4096 bytes on supported controllers.
             max_transfer: match page[77] {
                 0 => None,
                 shift => (PAGE as u64).checked_shl(shift.into()).filter(|bytes| bytes >> shift == PAGE as u64),
@@ -97,7 +97,7 @@ impl ControllerInfo {
 }
 
 impl NamespaceInfo {
-    /// Reads the page of namespace `id`; none if there is none of that number.
+    /// Reads the page of namespace `id`; `None` if there is none with that number.
     pub(crate) fn read(id: u32, page: &[u8; PAGE]) -> Result<Option<Self>, Error> {
         let fields = Fields(page);
         let blocks = fields.u64(0);
@@ -106,7 +106,7 @@ impl NamespaceInfo {
         }
         let (formats, which) = (usize::from(page[25]) + 1, page[26]);
         let broken = |why| Err(Error::Broken(format!("namespace {id}: {why}")));
-        // Two more bits came when more than 16 formats did.
+        // With more than 16 formats there are two more bits.
         let nth = usize::from(which & 0xf) | if formats > 16 { usize::from(which >> 5 & 3) << 4 } else { 0 };
         if nth >= formats || nth >= 64 {
             return broken(format!("it has format {nth} of {formats}"));
@@ -128,12 +128,12 @@ impl NamespaceInfo {
         Ok(Some(Self { id, blocks, block_size: 1 << shift, metadata, is_protected }))
     }
 
-    /// Bytes of all of it.
+    /// Bytes of the namespace.
     pub(crate) fn bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_size)
     }
 
-    /// Whether its blocks are all that there is to it, and a command of this controller can move one.
+    /// Checks that it has plain blocks without metadata, and that a command of this controller can move one.
     pub(crate) fn check_plain(&self, controller: &ControllerInfo) -> Result<(), Error> {
         let Self { id, metadata, block_size, .. } = self;
         if let Some(most) = controller.max_transfer
@@ -150,8 +150,8 @@ impl NamespaceInfo {
     }
 }
 
-/// Whether a namespace is for reads and writes of any block, by the list of what identifies it: entries of a type, a length, two
-/// unused bytes and so many bytes, up to a type or a length of 0. A list that does not say is one of such a namespace.
+/// Checks that a namespace has the NVM command set, by its list of descriptors: entries of a type, a length, two unused
+/// bytes and that many bytes, up to a type or a length of 0. A list without a command set is fine.
 pub(crate) fn check_command_set(id: u32, page: &[u8; PAGE]) -> Result<(), Error> {
     let mut rest = page.as_slice();
     let set = loop {
@@ -173,7 +173,7 @@ pub(crate) fn check_command_set(id: u32, page: &[u8; PAGE]) -> Result<(), Error>
     )))
 }
 
-/// The numbers of the namespaces that are active, as a controller lists them: ascending, up to the first 0.
+/// The numbers of the active namespaces in a controller's list: ascending, up to the first 0.
 pub(crate) fn active(page: &[u8; PAGE]) -> Vec<u32> {
     let fields = Fields(page);
     (0..PAGE / 4).map(|nth| fields.u32(4 * nth)).take_while(|&id| id != 0).collect()
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_controller_is_read() {
+    fn an_identify_page_of_a_controller_is_read() {
         let mut page = [0; PAGE];
         page[..2].copy_from_slice(&0x1b36u16.to_le_bytes());
         page[4..24].copy_from_slice(b"pagemill            ");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_read() {
+    fn an_identify_page_of_a_namespace_is_read() {
         let read = |page| NamespaceInfo::read(1, &page);
         let info = read(namespace(131_072, 1, 1, 9 << 16)).unwrap().unwrap();
         assert_eq!((info.blocks, info.block_size, info.bytes()), (131_072, 512, 64 << 20));
@@ -251,9 +251,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a controller says of itself, it is read or refused.
+        /// Any page from a controller is read or refused.
         #[test]
-        fn any_page_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), PAGE)) {
+        fn any_identify_page_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), PAGE)) {
             let page: &[u8; PAGE] = bytes.as_slice().try_into().unwrap();
             let _ = ControllerInfo::read(page);
             if let Ok(Some(info)) = NamespaceInfo::read(1, page) {

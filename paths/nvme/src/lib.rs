@@ -1,18 +1,21 @@
-//! A drive driven from a process: an NVMe driver over VFIO, whose lists of pages come from a `DmaPool`.
+//! An NVMe driver in a process, over VFIO. Its lists of pages come from a `DmaPool`.
 //!
 //! A request's way, from the outside in:
-//! 1. [`commands`] are the program's subcommands; `pci` finds the drive that was named, and `bind` gives it to `vfio-pci`, if
+//! 1. [`commands`] has the program's subcommands. `pci` finds the named drive, and `bind` binds it to `vfio-pci`, if
 //!    nobody uses it.
-//! 2. `vfio` opens it: registers, interrupts, and the IOMMU that keeps it from memory that is not its own. To the rest it is a
-//!    `bus`, which tests have in memory (`fake`).
-//! 3. `transfer` and `bench` make requests: data on pages of one bulk call each, wherever they are (`memory`).
-//! 4. `drive` takes them: lists of their pages (`prp`), a command (`spec`) in one of several queues (`queue`, and `order` for
-//!    which command is the oldest). It brings back what is done, with its `status` in words; what takes too long is aborted, and what does not answer is reset.
-//! 5. `controller` starts, asks and stops it. Nothing that it was told of is freed while it could still write there.
+//! 2. `vfio` opens it: registers, interrupts, and the IOMMU that protects other memory from it. The other modules see
+//!    it as a `bus`, which tests replace by one in memory (`fake`).
+//! 3. `transfer` and `bench` make requests. A request's data is on the pages of one bulk call, anywhere in memory
+//!    (`memory`).
+//! 4. `drive` executes them: it makes lists of their pages (`prp`) and puts a command (`spec`) into one of several
+//!    queues (`queue`; `order` knows the oldest command). It returns finished requests with their `status`. It aborts
+//!    commands that take too long, and resets a controller that does not answer.
+//! 5. `controller` starts, queries and stops the controller. Memory that the controller knows is not freed while it
+//!    could still write there.
 //!
-//! A controller is not trusted: what it says of itself (`identify`) and of its commands is checked before it is believed, and what
-//! it writes elsewhere the IOMMU stops. What is not done: metadata and protection of blocks, controllers whose pages are larger
-//! than 4 KiB, zoned namespaces and those of keys and values, namespaces that are managed, fabrics.
+//! A controller is not trusted: its descriptions (`identify`) and its completions are checked, and the IOMMU stops
+//! writes to other memory. Not supported: metadata and protection of blocks, controllers whose smallest pages are
+//! larger than 4 KiB, zoned and key-value namespaces, namespace management, fabrics.
 mod bench;
 mod bind;
 mod bus;

@@ -1,8 +1,8 @@
-//! The memory that is shared with a controller: queues, the data of commands, and the lists that name its pages.
+//! The memory that a controller shares: queues, the data of commands, and lists of its pages.
 //!
-//! All of it comes from one allocator, mapped for the device once. Data lies on single pages, as many as a command has in one
-//! bulk call, wherever they are; lists come from two `DmaPool`s, in bulk where a command needs several. What a request did
-//! not get makes it shorter, or has it wait until others have given back theirs: never is more promised than is there.
+//! All of it comes from one allocator, which is mapped for the device once. A command's data is on single pages of one
+//! bulk call, anywhere in memory. Lists come from two `DmaPool`s, in bulk if a command needs several. With too little
+//! memory a request becomes shorter, or waits until other requests have freed theirs.
 use std::mem;
 
 use pagemill::{
@@ -14,7 +14,7 @@ use crate::Error;
 use crate::prp::{self, Lists, PER_LIST, Prp, Room, SHORT_LIST_BYTES};
 use crate::spec::PAGE;
 
-/// Memory that a controller knows the addresses of.
+/// Memory whose addresses the controller knows.
 pub(crate) struct Memory {
     short: DmaPool,
     long: DmaPool,
@@ -29,7 +29,7 @@ pub(crate) struct Buffer {
     len: usize,
 }
 
-/// The lists that name a command's pages.
+/// The lists of a command's pages.
 pub(crate) enum Held {
     None,
     Short(DmaBlock),
@@ -39,9 +39,9 @@ pub(crate) enum Held {
 /// How urgent a request for memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// Others are under way and will give theirs back.
+    /// Other requests are under way and will free their memory.
     Soon,
-    /// Nothing is under way: what is not there now will not be.
+    /// No other request is under way, so no memory will be freed.
     Now,
 }
 
@@ -54,7 +54,7 @@ impl Want {
     }
 }
 
-/// How often a request that must not fail is made, where acquisitions fail by chance (`PAGEMILL_FAIL`).
+/// How often a request that must not fail is tried, since acquisitions may be made to fail at random (`PAGEMILL_FAIL`).
 const ATTEMPTS: usize = 64;
 
 impl Memory {
@@ -66,8 +66,8 @@ impl Memory {
         Ok(Self { short, long, device, allocator: allocator.clone() })
     }
 
-    /// Pages for `len` bytes, in one bulk call; fewer, of a multiple of `unit` bytes, if there are not enough. None if there
-    /// is not even one unit.
+    /// Pages for `len` bytes, in one bulk call. If there are too few, it is shorter, but a multiple of `unit` bytes.
+    /// `None` if there is not even one unit.
     pub(crate) fn buffer(&self, len: usize, unit: usize, want: Want) -> Result<Option<Buffer>, Error> {
         let count = len.div_ceil(PAGE);
         let least = unit.div_ceil(PAGE);
@@ -80,7 +80,7 @@ impl Memory {
                 break;
             }
         }
-        // Holes are filled in ascending order: what is missing is missing at the end.
+        // Slots are filled in ascending order, so missing pages are at the end.
         pages.truncate(got);
         let len = len.min(got * PAGE) / unit * unit;
         let mut surplus = pages.split_off(len.div_ceil(PAGE));
@@ -93,14 +93,14 @@ impl Memory {
         Ok(Some(Buffer { pages, addrs, len }))
     }
 
-    /// Why [`buffer`](Self::buffer) had none, where none will come.
+    /// The error if [`buffer`](Self::buffer) has no memory, and none will be freed.
     pub(crate) fn nothing_left(&self, len: usize) -> Error {
         let (wanted, free) = (len.div_ceil(PAGE), self.allocator.managed_pages().get());
         let why = format!("{wanted} pages were asked for, of the {free} that it works with");
         Error::Request(format!("no memory for a single request: {why}; give more with --memory"))
     }
 
-    /// Writes the lists for a buffer, and says what the command is to have. None if there is no memory for them.
+    /// Writes the lists for a buffer, and returns the entries for the command. `None` if there is no memory for them.
     pub(crate) fn list(&self, buffer: &Buffer, want: Want) -> Result<Option<(Prp, Held)>, Error> {
         for _ in 0..if want == Want::Now { ATTEMPTS } else { 1 } {
             match self.try_list(buffer, want.gfp()) {
@@ -129,16 +129,16 @@ impl Memory {
             }
         };
         const { assert!(PER_LIST * size_of::<u64>() == PAGE) };
-        // SAFETY: as many rooms as `lists_for` says, of its kind: blocks of the pools, of that size, which nobody else has.
+        // SAFETY: the rooms are as many as `lists_for` says and of its kind: blocks of the pools, of that size, which nobody else has.
         let prp = unsafe { prp::write(&buffer.addrs, &rooms) };
         Ok((prp, held))
     }
 
-    /// Takes the lists of a command back that the controller is done with.
+    /// Frees the lists of a finished command.
     pub(crate) fn unlist(&self, held: Held) {
         match held {
             Held::None => {}
-            // Misuse, which these cannot be, is reported on its way.
+            // `free` fails only on misuse, which it also reports.
             Held::Short(block) => drop(self.short.free(block)),
             Held::Long(mut blocks) => {
                 self.long.free_bulk(&mut blocks);
@@ -146,7 +146,7 @@ impl Memory {
         }
     }
 
-    /// Memory whose bytes follow each other for the controller too.
+    /// Memory that is contiguous for the controller, too.
     fn contiguous(&self, bytes: usize) -> Result<(Block, u64), Error> {
         let order = bytes.div_ceil(PAGE).next_power_of_two().ilog2();
         let order = Order::new(order as u8).map_err(|invalid| Error::Exhausted(invalid.into()))?;
@@ -162,18 +162,18 @@ impl Memory {
         Ok((block, first.get()))
     }
 
-    /// What the pools hold, as the kernel says it of a device's.
+    /// The pools' contents, in the kernel's format.
     pub(crate) fn pools(&self) -> String {
         self.device.pools()
     }
 }
 
 impl Buffer {
-    /// Bytes that it holds.
+    /// Its length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
-    /// Its pages, each with as many bytes as belong to the data.
+    /// The data, page by page.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let last = self.len - (self.pages.len() - 1) * PAGE;
         let count = self.pages.len();
@@ -187,7 +187,7 @@ impl Buffer {
         let pages = self.pages.iter_mut().flatten().enumerate();
         pages.map(move |(nth, page)| if nth + 1 == count { &mut page[..last] } else { &mut page[..] })
     }
-    /// Has its pages in another order, so that the data lies all over memory.
+    /// Changes the order of its pages, so that the data is scattered in memory.
     pub(crate) fn scatter(&mut self, mut below: impl FnMut(usize) -> usize) {
         for nth in (1..self.pages.len()).rev() {
             let other = below(nth + 1);
@@ -195,7 +195,7 @@ impl Buffer {
             self.addrs.swap(nth, other);
         }
     }
-    /// Keeps its first bytes alone.
+    /// Shortens it to its first bytes.
     pub(crate) fn shorten(&mut self, len: usize) {
         assert!(len > 0 && len <= self.len, "{len} bytes of {}", self.len);
         self.len = len;
@@ -211,7 +211,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Memory that both sides write: reached by volatile accesses alone.
+/// Memory that both sides write, accessed only by volatile reads and writes.
 pub(crate) struct Shared {
     memory: Option<Block>,
     at: *mut u32,
@@ -229,7 +229,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Where the controller has it.
+    /// Its device address.
     pub(crate) fn addr(&self) -> u64 {
         self.addr
     }
@@ -240,8 +240,8 @@ impl Shared {
     }
 
     pub(crate) fn read(&self, at: usize) -> u32 {
-        // SAFETY: inside of the block (`word`), which is this one's or leaked; the controller may write it meanwhile, hence
-        // volatile.
+        // SAFETY: inside of the block (`word`), which this owns or has leaked. The controller may write it at the same
+        // time, so the access is volatile.
         u32::from_le(unsafe { self.word(at).read_volatile() })
     }
 
@@ -256,7 +256,7 @@ impl Shared {
         }
     }
 
-    /// Its first page, as it is now.
+    /// A copy of its first page.
     pub(crate) fn page(&self) -> [u8; PAGE] {
         let mut page = [0; PAGE];
         for (at, word) in page.chunks_exact_mut(4).enumerate() {
@@ -265,7 +265,7 @@ impl Shared {
         page
     }
 
-    /// Never gives it back: a controller that could not be stopped may write to it for ever.
+    /// Never frees the memory: a controller that could not be stopped may write to it for ever.
     pub(crate) fn leak(&mut self) {
         mem::forget(self.memory.take());
     }

@@ -1,6 +1,6 @@
-//! PCI functions as the kernel shows them: which drive an address names, who has it, and whether anybody uses it.
+//! PCI functions as the kernel shows them: the drive at an address, its driver, and whether it is in use.
 //!
-//! All of it is read below `/sys` and `/proc`; the two roots are given, so that tests have their own.
+//! This reads files below `/sys` and `/proc`. The two roots are parameters, so that tests have their own.
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::Error;
 
 /// Non-volatile memory that speaks NVM Express: class, subclass and interface.
 const NVME_CLASS: u32 = 0x01_08_02;
-/// Bridges from one PCI bus to another: they are in a group for what is behind them.
+/// Bridges between PCI buses, which are in a group because of the devices behind them.
 const BRIDGE_CLASS: u32 = 0x06_04;
 
 /// A function's address: domain, bus, device, function. Nothing else names a drive here.
@@ -275,7 +275,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_unused_drive_may_be_taken() {
+    fn an_unused_drive_may_be_bound() {
         let fake = Fake::new();
         assert_eq!(fake.drive().disks(), ["nvme0n1"]);
         fake.drive().check_unused().unwrap();
@@ -284,7 +284,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_mounted_one_is_refused() {
+    fn a_mounted_drive_is_refused() {
         let fake = Fake::new();
         let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 259:1 / /mnt/a rw - ext4 /dev/nvme0n1p1 rw\n";
         fs::write(fake.system.proc.join("self/mountinfo"), mounts).unwrap();
@@ -292,7 +292,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_with_swap_space_is_refused() {
+    fn a_drive_with_swap_space_is_refused() {
         let fake = Fake::new();
         let swaps = "Filename Type Size Used Priority\n/dev/nvme0n1 partition 1 0 -2\n";
         fs::write(fake.system.proc.join("swaps"), swaps).unwrap();
@@ -300,7 +300,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_that_another_device_is_made_of_is_refused() {
+    fn a_drive_that_another_device_is_made_of_is_refused() {
         let fake = Fake::new();
         fs::create_dir(fake.drive().folder.join("nvme/nvme0/nvme0n1/nvme0n1p1/holders/dm-0")).unwrap();
         assert_eq!(fake.refusal(), "0000:00:02.0 is in use: /dev/dm-0 is made of /dev/nvme0n1p1");
@@ -321,7 +321,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_no_drive_is_refused() {
+    fn a_function_that_is_no_drive_is_refused() {
         let fake = Fake::new();
         let open = |address: &str| Function::open(&fake.system, address.parse().unwrap());
         assert!(matches!(open("0000:00:03.0"), Err(Error::Unavailable { .. })));

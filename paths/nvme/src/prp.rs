@@ -1,17 +1,17 @@
-//! Where a command's data lies, as the controller wants to be told: Physical Region Page entries (section 4.3).
+//! The places of a command's data: Physical Region Page entries (section 4.3).
 //!
-//! A command has room for two. The first names the page, or the place inside of one, where the data begins. The second names
-//! the other page where there are two; for more, it names a list of entries in memory: whole pages, one after another in the
-//! data's order and anywhere in memory. A list may not cross a page; one that is not long enough has in its page's last entry
-//! the address of the next list. So the last entry of a page is a pointer if and only if more pages are to come than it
-//! itself could name (I1): both sides have to count alike, and no other mark tells the two apart.
+//! A command has two entries. The first is the address where the data begins, possibly inside of a page. With two
+//! pages, the second entry is the other page. With more pages, it is the address of a list of entries: whole pages
+//! anywhere in memory, in the data's order. A list may not cross a page; if it is too short, its page's last entry is
+//! the address of the next list. So the last entry of a page is a pointer exactly if more than one page is still to
+//! come (I1). Nothing else marks a pointer, so both sides have to count in the same way.
 use crate::spec::PAGE;
 
 /// Entries of a list that fills a page.
 pub(crate) const PER_LIST: usize = PAGE / size_of::<u64>();
-/// Entries of a short list: with most commands 128 KiB or smaller, most lists take a sixteenth of a page.
+/// Entries of a short list. Most commands are 128 KiB or smaller, so most lists take a sixteenth of a page.
 pub(crate) const PER_SHORT_LIST: usize = 32;
-/// Bytes of a short list, which are also its alignment: it never crosses a page.
+/// Bytes of a short list. It is aligned to as many, so it never crosses a page.
 pub(crate) const SHORT_LIST_BYTES: usize = PER_SHORT_LIST * size_of::<u64>();
 
 /// A command's two entries.
@@ -21,28 +21,28 @@ pub(crate) struct Prp {
     pub(crate) second: u64,
 }
 
-/// What lists a command needs.
+/// The lists that a command needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lists {
-    /// None: both of its pages stand in the command.
+    /// No list: its pages are in the command.
     None,
     /// A short one.
     Short,
-    /// So many that each fill a page.
+    /// This many lists of a page each.
     Long(usize),
 }
 
-/// What lists data on so many pages needs.
+/// The lists that are needed for this many pages.
 pub(crate) fn lists_for(pages: usize) -> Lists {
     match pages {
         0..=2 => Lists::None,
         _ if pages - 1 <= PER_SHORT_LIST => Lists::Short,
-        // The last list uses all of its entries for pages, those before it all but one.
+        // The last list has pages in all of its entries, the others in all but one.
         _ => Lists::Long((pages - 2).div_ceil(PER_LIST - 1).max(1)),
     }
 }
 
-/// Room for a list: where this process writes it, and the controller reads it.
+/// Memory for a list: the addresses for this process and for the controller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     /// Room for as many entries as the list's kind has.
@@ -51,10 +51,10 @@ pub(crate) struct Room {
     pub(crate) addr: u64,
 }
 
-/// Writes the entries for the pages at these device addresses; the first may lie inside of its page.
+/// Writes the entries for pages at these device addresses. The first address may be inside of its page.
 ///
 /// # Safety
-/// `rooms` are as many as [`lists_for`] says, of that kind; each can be written, and nobody looks at it meanwhile.
+/// `rooms` are as many as [`lists_for`] says and of that kind. Each can be written, and nobody else accesses it.
 ///
 /// # Panics
 /// If there are no pages, or not as many lists as they need.
@@ -71,8 +71,8 @@ pub(crate) unsafe fn write(pages: &[u64], rooms: &[Room]) -> Prp {
         let is_last = left.len() <= per_list;
         let here = if is_last { left.len() } else { per_list - 1 };
         for (at, page) in left[..here].iter().enumerate() {
-            // SAFETY: the caller's: the list has room for `per_list` entries, and `at` is below. Its alignment may be less
-            // than a u64's in a test alone, so nothing is said of it.
+            // SAFETY: as the caller promises, the list has room for `per_list` entries, and `at` is below that. In
+            // tests it may be less aligned than a u64, hence `write_unaligned`.
             unsafe { room.at.add(at).write_unaligned(page.to_le()) };
         }
         left = &left[here..];
@@ -95,8 +95,8 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Walks the entries as a controller does that knows how many bytes it is to move, and nothing else: where the data
-    /// lies, piece by piece. `read` is its bus. An error is what a controller would refuse.
+    /// Walks the entries like a controller that knows only how many bytes to move. Returns the places of the data,
+    /// piece by piece. `read` is its bus. An error is what a controller would refuse.
     pub(crate) fn walk(prp: Prp, bytes: usize, read: &mut dyn FnMut(u64) -> u64) -> Result<Vec<(u64, usize)>, String> {
         let inside = prp.first as usize % PAGE;
         let mut pieces = vec![(prp.first, bytes.min(PAGE - inside))];
@@ -135,8 +135,8 @@ pub(crate) mod tests {
         Ok(pieces)
     }
 
-    /// Rooms of the kind that `pages` need, in a memory of their own: places `0x10_0000 * n` of the device's, for short
-    /// ones somewhere in a page.
+    /// Writes the lists for `pages` into memory of their own. Returns the command's entries, and the lists as the
+    /// device sees them; a short list is somewhere in a page.
     fn built(pages: &[u64], short_at: u64) -> (Prp, BTreeMap<u64, u64>) {
         let (count, per_list) = match lists_for(pages.len()) {
             Lists::None => (0, 0),
@@ -144,7 +144,7 @@ pub(crate) mod tests {
             Lists::Long(count) => (count, PER_LIST),
         };
         let inside = if per_list == PER_SHORT_LIST { short_at * SHORT_LIST_BYTES as u64 } else { 0 };
-        // What nobody wrote is no page's address.
+        // Entries that are not written are no page's address.
         let mut memory: Vec<Vec<u64>> = vec![vec![0x0bad; per_list]; count];
         let rooms = memory.iter_mut().zip(1..);
         let rooms: Vec<_> =
@@ -159,7 +159,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Any length, from any place in the first page, over pages anywhere: the controller finds each byte.
+        /// For any length, any place in the first page, and pages anywhere, the controller finds each byte.
         #[test]
         fn a_controller_that_walks_the_lists_finds_every_byte(
             bytes in prop_oneof![1usize..20_000, 1usize..5_000_000],
@@ -187,7 +187,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Around each length at which another list begins.
+    /// Around each length at which another list is needed.
     #[test]
     fn as_many_lists_as_are_needed_and_no_more() {
         assert_eq!(lists_for(1), Lists::None);

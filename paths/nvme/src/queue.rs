@@ -1,17 +1,18 @@
-//! A pair of queues: commands go out by the one, completions come back by the other.
+//! A pair of queues: commands go to the controller by one, completions come back by the other.
 //!
-//! Both are rings in memory that the controller reads and writes by itself. The doorbells, one each, tell it how far this side
-//! is. A completion is new when its phase bit differs from the last round's (section 4.1). Nothing that the controller writes is
-//! believed before it was checked:
-//! - I1 A command's identifier is the number of a slot, and a slot is taken from `push` to the completion that `pop` returns. A
-//!   slot that is kept (`keep`) is not reused until `release`: an Abort that is under way names it.
-//! - I2 A completion is for a slot that is taken, of this queue. Any other is `Error::Broken`, and changes nothing.
+//! Both are rings in memory that the controller reads and writes. Each has a doorbell, a register that tells the
+//! controller this side's position. A completion is new if its phase bit differs from the last round's (section 4.1).
+//! Nothing that the controller writes is trusted before it is checked:
+//! - I1 A command's identifier is the number of a slot. A slot is taken from `push` until `pop` returns its completion.
+//!   A kept slot (`keep`) is not reused until `release`, because an Abort under way names it.
+//! - I2 A completion names this queue and a slot that is taken. Any other is `Error::Broken`, and changes nothing.
 //! - I3 There is one slot fewer than entries, and every command that the controller has not fetched holds a slot. A free slot
 //!   therefore implies a free entry, with one more that stays empty (section 4.1.2). The head of the submission queue, a field of
 //!   each completion, is not needed for that: some controllers report heads that go backwards. Wrong heads are reported, no more.
-//! - I4 `order` has the slots that are taken, ordered by when they were pushed, or kept.
+//! - I4 `order` has the slots that are taken, in the order in which they were pushed or kept.
 //!
-//! The memory of both is used by the controller until it was stopped: who has a queue stops it before he lets go.
+//! The controller uses the memory of both until it is stopped, so the owner of a queue stops the controller before
+//! dropping the queue.
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use crate::bus::{Bus, after_phase, before_doorbell};
@@ -20,15 +21,15 @@ use crate::order::Order;
 use crate::spec::{COMMAND_BYTES, COMPLETION_BYTES, Command, DOORBELLS};
 use crate::{Error, Status};
 
-/// A command that is done.
+/// A finished command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Completed<T> {
-    /// What was handed in with it.
+    /// The value that was pushed with it.
     pub(crate) what: T,
-    /// The first double word: what some commands answer.
+    /// The first double word, the answer of some commands.
     pub(crate) answer: u32,
     pub(crate) status: Status,
-    /// The head that came with it is behind the last one, or beyond the tail.
+    /// Whether its head is behind the last one, or beyond the tail.
     pub(crate) has_wrong_head: bool,
 }
 
@@ -38,7 +39,7 @@ struct Slot<T> {
     is_kept: bool,
 }
 
-/// A submission queue and the completion queue that it has for itself. `T` is what is remembered of each command.
+/// A submission queue and its own completion queue. `T` is stored with each command.
 pub(crate) struct Queue<T> {
     id: u16,
     depth: u16,
@@ -46,27 +47,27 @@ pub(crate) struct Queue<T> {
     completions: Shared,
     /// Where the next command goes.
     tail: u16,
-    /// The tail that the controller was told.
+    /// The tail that was written to the doorbell.
     rung: u16,
-    /// How far the controller has fetched, as it last said: a hint (I3).
+    /// How far the controller has fetched, by its last completion: a hint (I3).
     head: u16,
     /// The next completion.
     next: u16,
     /// The phase bit that the next completion has when it is new.
     phase: bool,
-    /// Completions since the controller was last told of them.
+    /// Completions that the controller has not been told of yet.
     untold: u16,
     slots: Box<[Slot<T>]>,
     /// The slots that are neither taken nor kept.
     free: Vec<u16>,
     order: Order,
-    /// How often a slot was looked at for what is in it.
+    /// How often a slot's contents were looked at.
     #[cfg(test)]
     pub(crate) looks: usize,
 }
 
 impl<T> Queue<T> {
-    /// A pair that holds `depth - 1` commands. The controller is told by who makes it.
+    /// A pair that holds `depth - 1` commands. The caller creates it in the controller.
     ///
     /// # Panics
     /// If `depth` is below 2.
@@ -109,14 +110,14 @@ impl<T> Queue<T> {
     pub(crate) fn out(&self) -> usize {
         self.slots.len() - self.free.len()
     }
-    /// Commands that are out.
+    /// Commands under way.
     pub(crate) fn commands(&self) -> usize {
         self.slots.iter().filter(|slot| slot.what.is_some()).count()
     }
     pub(crate) fn is_full(&self) -> bool {
         self.free.is_empty()
     }
-    /// The command that is out for longest, since it was pushed or kept, and its identifier.
+    /// The oldest command under way, by when it was pushed or kept, and its identifier.
     pub(crate) fn oldest(&mut self) -> Option<(u16, &mut T)> {
         #[cfg(test)]
         {
@@ -166,7 +167,7 @@ impl<T> Queue<T> {
         id
     }
 
-    /// Tells the controller of what was queued.
+    /// Tells the controller about queued commands.
     pub(crate) fn ring(&mut self, bus: &impl Bus, stride: usize) {
         if self.rung != self.tail {
             self.rung = self.tail;
@@ -175,7 +176,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// The next completion, if there is one. After the last one, [`thank`](Self::thank) makes room for others.
+    /// The next completion, if there is one. After the last one, [`thank`](Self::thank) frees their entries.
     ///
     /// # Errors
     /// I2 does not hold for it.
@@ -212,17 +213,17 @@ impl<T> Queue<T> {
         Ok(Some(Completed { what, answer, status: Status((last >> 17) as u16), has_wrong_head }))
     }
 
-    /// Gives the controller back the room of what was popped.
+    /// Gives the entries of popped completions back to the controller.
     pub(crate) fn thank(&mut self, bus: &impl Bus, stride: usize) {
         if self.untold > 0 {
             self.untold = 0;
-            // What was read is read before the room is given back.
+            // The entries are read before they are given back.
             compiler_fence(Ordering::SeqCst);
             bus.write32(DOORBELLS + (2 * usize::from(self.id) + 1) * stride, u32::from(self.next));
         }
     }
 
-    /// As it was when it was new; what was out is returned. Only while the controller is stopped.
+    /// Resets it, and returns the values of commands under way. Only while the controller is stopped.
     pub(crate) fn clear(&mut self) -> Vec<T> {
         self.commands.clear();
         self.completions.clear();
@@ -230,7 +231,7 @@ impl<T> Queue<T> {
         self.forget()
     }
 
-    /// Takes what is out off the slots.
+    /// Takes the values of commands under way from the slots.
     pub(crate) fn forget(&mut self) -> Vec<T> {
         self.free = (0..self.depth - 1).rev().collect();
         self.order.clear();
@@ -238,7 +239,7 @@ impl<T> Queue<T> {
         self.slots.iter_mut().filter_map(|slot| slot.what.take()).collect()
     }
 
-    /// Never gives its memory back: see [`Shared::leak`].
+    /// Never frees its memory: see [`Shared::leak`].
     pub(crate) fn leak(&mut self) {
         self.commands.leak();
         self.completions.leak();

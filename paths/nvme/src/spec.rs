@@ -5,17 +5,17 @@
 
 /// Capabilities: 64 bits.
 pub(crate) const CAP: usize = 0x00;
-/// The version that the controller keeps to.
+/// The controller's version.
 pub(crate) const VS: usize = 0x08;
 /// Configuration.
 pub(crate) const CC: usize = 0x14;
 /// Status.
 pub(crate) const CSTS: usize = 0x1c;
-/// How long the admin queues are.
+/// The lengths of the admin queues.
 pub(crate) const AQA: usize = 0x24;
-/// Where the admin submission queue lies: 64 bits.
+/// The address of the admin submission queue: 64 bits.
 pub(crate) const ASQ: usize = 0x28;
-/// Where the admin completion queue lies: 64 bits.
+/// The address of the admin completion queue: 64 bits.
 pub(crate) const ACQ: usize = 0x30;
 /// The first doorbell.
 pub(crate) const DOORBELLS: usize = 0x1000;
@@ -28,14 +28,14 @@ pub(crate) const CC_SHAPE: u32 = 6 << 16 | 4 << 20;
 pub(crate) const CC_SHN_NORMAL: u32 = 1 << 14;
 /// CSTS: ready.
 pub(crate) const CSTS_RDY: u32 = 1;
-/// CSTS: a fatal error; nothing but a reset helps.
+/// CSTS: a fatal error; only a reset helps.
 pub(crate) const CSTS_CFS: u32 = 1 << 1;
-/// CSTS: how far a shutdown is.
+/// CSTS: the state of a shutdown.
 pub(crate) const CSTS_SHST: u32 = 3 << 2;
 /// CSTS: the shutdown is done.
 pub(crate) const CSTS_SHST_DONE: u32 = 2 << 2;
 
-/// Bytes of a page as the controller is told to count them.
+/// Bytes of the controller's pages, as configured.
 pub(crate) const PAGE: usize = 4096;
 const _: () = assert!(PAGE == pagemill::PAGE_SIZE);
 
@@ -44,7 +44,7 @@ pub(crate) const COMMAND_BYTES: usize = 64;
 /// Bytes of an entry of a completion queue.
 pub(crate) const COMPLETION_BYTES: usize = 16;
 
-/// What CAP says.
+/// The fields of CAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Capabilities(pub(crate) u64);
 
@@ -65,7 +65,7 @@ impl Capabilities {
     pub(crate) fn has_nvm(self) -> bool {
         self.0 >> 37 & 1 == 1
     }
-    /// Whether its namespaces say which command set they are for; without, all are for that one.
+    /// Whether its namespaces name their command sets; otherwise all have the NVM command set.
     pub(crate) fn has_command_sets(self) -> bool {
         self.0 >> 43 & 1 == 1
     }
@@ -82,15 +82,15 @@ pub(crate) mod admin {
     pub(crate) const IDENTIFY: u8 = 0x06;
     pub(crate) const ABORT: u8 = 0x08;
     pub(crate) const SET_FEATURES: u8 = 0x09;
-    /// What Identify is asked for: a namespace.
+    /// Identify: a namespace.
     pub(crate) const CNS_NAMESPACE: u32 = 0;
-    /// What Identify is asked for: the controller.
+    /// Identify: the controller.
     pub(crate) const CNS_CONTROLLER: u32 = 1;
-    /// What Identify is asked for: the namespaces that are active.
+    /// Identify: the active namespaces.
     pub(crate) const CNS_NAMESPACES: u32 = 2;
-    /// What Identify is asked for: the list of what identifies a namespace.
+    /// Identify: the list of a namespace's descriptors.
     pub(crate) const CNS_DESCRIPTORS: u32 = 3;
-    /// The feature that is the number of queues.
+    /// The feature "number of queues".
     pub(crate) const QUEUES: u32 = 0x07;
 }
 
@@ -101,7 +101,7 @@ pub(crate) mod io {
     pub(crate) const READ: u8 = 0x02;
 }
 
-/// An entry of a submission queue; its identifier is put in when it is queued.
+/// An entry of a submission queue. Its identifier is set when it is queued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Command(pub(crate) [u32; 16]);
 
@@ -112,25 +112,25 @@ impl Command {
         words[1] = nsid;
         Self(words)
     }
-    /// Both halves of where its data lies.
+    /// With its two PRP entries.
     pub(crate) fn data(mut self, first: u64, second: u64) -> Self {
         self.put64(6, first);
         self.put64(8, second);
         self
     }
-    /// Double word `at`, from 10 to 15: what each operation has of its own.
+    /// With double word `at`, from 10 to 15, which each operation defines.
     pub(crate) fn word(mut self, at: usize, value: u32) -> Self {
         self.0[at] = value;
         self
     }
-    /// A read's or write's place: `blocks` of them, at least one, from `lba`.
+    /// With the place of a read or write: `blocks` blocks, at least one, from `lba`.
     pub(crate) fn place(mut self, lba: u64, blocks: u32) -> Self {
         self.put64(10, lba);
-        // Counted from 0, in 16 bits: who asks keeps to `drive::MOST_BLOCKS`.
+        // Counted from 0, in 16 bits; the caller stays within `drive::MOST_BLOCKS`.
         self.0[12] = (blocks - 1) & 0xffff;
         self
     }
-    /// The same with its identifier.
+    /// With its identifier.
     pub(crate) fn with_id(mut self, id: u16) -> Self {
         self.0[0] = self.0[0] & 0xffff | u32::from(id) << 16;
         self
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_as_a_controller_says_them() {
+    fn capabilities_are_read_from_their_bits() {
         // 2048 entries, contiguous, 7.5 s, a stride of 8, the NVM command set, pages from 4 KiB.
         let cap = Capabilities(2047 | 1 << 16 | 15 << 24 | 1 << 32 | 1 << 37);
         assert_eq!((cap.longest_queue(), cap.ready_ms(), cap.stride()), (2048, 7500, 8));

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_said_in_words_with_its_numbers() {
+    fn a_status_is_shown_in_words_with_its_numbers() {
         assert_eq!(Status(0x80).to_string(), "LBA out of range (status 0/80h)");
         assert_eq!(Status(0x4000 | 0x0b).to_string(), "invalid namespace or format (status 0/0bh)");
         assert_eq!(Status(0x281).to_string(), "unrecovered read error: the medium has lost the data (status 2/81h)");
@@ -120,14 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_tried_again_unless_the_controller_says_not_to() {
+    fn transient_statuses_may_be_retried_unless_the_controller_forbids_it() {
         assert!(Status(0x06).may_pass() && Status(0x07).may_pass() && Status(0x302).may_pass());
         assert!(!Status(0x4006).may_pass(), "do not retry");
         assert!(!Status(0x80).may_pass() && !Status(0x281).may_pass() && !Status::OK.may_pass());
     }
 
     #[test]
-    fn every_status_there_can_be_is_said() {
+    fn every_possible_status_has_words() {
         for bits in 0..1 << 15 {
             let status = Status(bits);
             assert!(status.to_string().len() > 10, "{bits:#x}");

@@ -1,4 +1,4 @@
-//! Moving a range of blocks between a drive and a file: in pieces, many at a time.
+//! Moving a range of blocks between a drive and a file, in pieces, many at a time.
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -11,7 +11,7 @@ use crate::memory::Buffer;
 /// Vectors that the system takes at once.
 const MOST_VECTORS: usize = 1024;
 
-/// Some blocks of a drive.
+/// A range of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) lba: u64,
@@ -20,25 +20,25 @@ pub(crate) struct Range {
 
 /// The other side of a transfer.
 pub(crate) enum Place {
-    /// Any part of it can be reached at any time; it begins where the range does.
+    /// A file with random access. Its beginning corresponds to the range's.
     File(File),
-    /// Its bytes come, or go, one after another.
+    /// A stream that is read in order.
     Reader(Box<dyn Read>),
     Writer(Box<dyn Write>),
 }
 
-/// A transfer, as it was asked for.
+/// A requested transfer.
 pub(crate) struct Transfer<'a> {
     pub(crate) op: Op,
     pub(crate) range: Range,
     /// Bytes of the largest command.
     pub(crate) piece: usize,
-    /// Pieces of random lengths in random order, each on pages in random order, by this seed. For a `Place::File` alone.
+    /// The seed for pieces of random lengths in random order, each on pages in random order. Only for a `Place::File`.
     pub(crate) seed: Option<u64>,
     pub(crate) place: Place,
-    /// What comes by a pipe is to end where the range does, or before.
+    /// A pipe must end with the range, or before.
     pub(crate) is_to_end: bool,
-    /// What this side is called.
+    /// The name of the file or pipe.
     pub(crate) name: &'a str,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Transfer<'a> {
 pub(crate) struct Moved {
     pub(crate) bytes: u64,
     pub(crate) requests: u64,
-    /// Requests that were cut short, or had to wait, for want of memory.
+    /// Requests that were shortened or had to wait because memory was short.
     pub(crate) short: u64,
 }
 
@@ -67,7 +67,7 @@ impl Random {
     }
 }
 
-/// The pieces of a range that are still to be asked for.
+/// The pieces of a range that have not been requested yet.
 enum Pieces {
     InOrder(Range),
     Shuffled(Vec<Range>),
@@ -78,7 +78,8 @@ impl Pieces {
         let Some(random) = random else { return Self::InOrder(range) };
         let (mut pieces, mut at, end) = (Vec::new(), range.lba, range.lba + range.blocks);
         while at < end {
-            // One of eight is as long as it can be; of the others, as many have up to a block as two to four, four to eight.
+            // One piece of eight has the largest length. The lengths of the others are distributed evenly over powers
+            // of two.
             let most_here = if random.below(8) == 0 { most } else { most >> random.below(most.ilog2() as u64 + 1) };
             let blocks = if most_here == most { most } else { 1 + random.below(most_here) };
             let blocks = blocks.min(end - at);
@@ -103,7 +104,7 @@ impl Pieces {
         }
     }
 
-    /// What was not asked for after all comes next.
+    /// Puts a piece back, which comes next.
     fn put_back(&mut self, rest: Range) {
         match self {
             Self::InOrder(range) => (range.lba, range.blocks) = (rest.lba, range.blocks + rest.blocks),
@@ -113,10 +114,10 @@ impl Pieces {
 }
 
 impl Transfer<'_> {
-    /// Moves all of it. `check` is asked between two steps whether to go on.
+    /// Moves the range. `check` is called between steps and may end it.
     ///
     /// # Errors
-    /// The first thing that went wrong; what was on its way then has come back.
+    /// The first error. All requests have come back then.
     pub(crate) fn run<B: Bus>(
         self,
         drive: &mut Drive<B>,
@@ -124,7 +125,7 @@ impl Transfer<'_> {
     ) -> Result<Moved, Error> {
         let block = u64::from(drive.namespace().block_size);
         let (Range { lba, blocks }, there) = (self.range, drive.namespace());
-        // All of it is known to be there before any of it is touched: the drive would refuse what lies behind its end alone.
+        // The whole range is checked before anything moves: the drive would refuse only the pieces beyond its end.
         if lba.checked_add(blocks).is_none_or(|end| end > there.blocks) {
             let (id, there) = (there.id, there.blocks);
             return Err(Error::Request(format!("{blocks} blocks from {lba} on: namespace {id} has {there}")));
@@ -151,7 +152,7 @@ impl Transfer<'_> {
             if failed.is_none()
                 && let Err(error) = check(drive).and_then(|()| way.fill(drive))
             {
-                // A signal ends a read of a pipe, too.
+                // A signal also ends a read from a pipe, and is the better error.
                 failed = Some(check(drive).err().unwrap_or(error));
             }
             if drive.out() == 0 {
@@ -175,7 +176,7 @@ impl Transfer<'_> {
     }
 }
 
-/// A transfer that is under way.
+/// A transfer under way.
 struct Way<'a> {
     transfer: Transfer<'a>,
     random: Option<Random>,
@@ -184,17 +185,17 @@ struct Way<'a> {
     pieces: Pieces,
     /// A request that found no memory for its lists.
     held_back: Option<Request>,
-    /// What was read before its turn to be written to a pipe.
+    /// Blocks that were read before it is their turn to be written to the pipe.
     early: BTreeMap<u64, Buffer>,
-    /// Whose turn it is.
+    /// The block whose turn it is.
     next: u64,
-    /// What is wrong with the end of what came by a pipe.
+    /// What is wrong with the end of the pipe's data.
     surplus: Option<Error>,
     moved: Moved,
 }
 
 impl Way<'_> {
-    /// Hands requests in as long as there are some, with room and memory for them.
+    /// Submits requests as long as there are pieces, with room and memory for them.
     fn fill<B: Bus>(&mut self, drive: &mut Drive<B>) -> Result<(), Error> {
         while drive.has_room() && self.early.len() <= drive.out() {
             let request = match self.held_back.take() {
@@ -237,7 +238,7 @@ impl Way<'_> {
         Ok(Some(Request { op: self.transfer.op, lba: piece.lba, buffer: Some(buffer) }))
     }
 
-    /// Fills a buffer with what is to be written at `lba`. False if the pipe has ended; then there are no more pieces.
+    /// Fills a buffer with the data for `lba`. False if the pipe has ended; then there are no more pieces.
     fn load(&mut self, lba: u64, buffer: &mut Buffer) -> Result<bool, Error> {
         let name = self.transfer.name;
         let failed = |error| Error::io(name, error);
@@ -275,7 +276,7 @@ impl Way<'_> {
         }
     }
 
-    /// A request is done: what was read goes where it belongs.
+    /// Handles a finished request: data that was read goes to the file or pipe.
     fn landed(&mut self, done: Done) -> Result<(), Error> {
         let Some(buffer) = done.request.buffer else { return Ok(()) };
         self.moved.bytes += buffer.len() as u64;
@@ -301,7 +302,7 @@ impl Way<'_> {
         }
     }
 
-    /// What was written is put on the medium, and what was read into the file.
+    /// Makes the data durable, on the drive or in the file.
     fn finish<B: Bus>(mut self, drive: &mut Drive<B>) -> Result<Moved, Error> {
         let name = self.transfer.name;
         let failed = |error| Error::io(name, error);
@@ -326,7 +327,7 @@ impl Way<'_> {
     }
 }
 
-/// Has the drive put on its medium what it was given.
+/// Flushes the drive's cache.
 fn flush<B: Bus>(drive: &mut Drive<B>) -> Result<(), Error> {
     drive.submit(Request { op: Op::Flush, lba: 0, buffer: None })?;
     let mut done = Vec::new();
@@ -374,7 +375,7 @@ fn write_at(file: &File, buffer: &Buffer, mut at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// As many bytes as there are, up to the end.
+/// Reads until `bytes` is full or the stream ends.
 fn read_full(reader: &mut dyn Read, bytes: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < bytes.len() {

@@ -1,8 +1,8 @@
-//! A PCI function that VFIO gives to this process: its registers in memory, its interrupts on descriptors.
+//! A PCI function that this process drives through VFIO: its registers are mapped, its interrupts signal descriptors.
 //!
-//! A container has one set of IOMMU tables, a group is what the IOMMU can tell from the rest, a device is one of the group's. They
-//! are opened in this order, and closing them, as the end of a process does however it comes, has the kernel switch off the
-//! function's access to memory and take its tables away. Numbers and structures are those of `linux/vfio.h`.
+//! A container has one set of IOMMU tables, a group is the unit that the IOMMU can isolate, a device belongs to a
+//! group. They are opened in this order. When they are closed, also by the end of the process, the kernel switches off
+//! the function's access to memory and removes its tables. Numbers and structures are from `linux/vfio.h`.
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -75,24 +75,24 @@ struct IrqInfo {
     count: u32,
 }
 
-/// Asks for something that takes a number, or nothing.
+/// An ioctl with a number as its argument, or none.
 fn ask(fd: BorrowedFd<'_>, number: u32, value: usize) -> io::Result<i32> {
     // SAFETY: the requests that this is called with take their argument as a number.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), number as _, value) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
 
-/// Asks for something that reads, or fills, a structure.
+/// An ioctl that reads or fills a structure.
 ///
 /// # Safety
-/// The request takes a structure as `T` is one, with its size in front where it has one.
+/// The request takes a structure of the layout of `T`, with its size set if it has that field.
 unsafe fn ask_of<T: ?Sized>(fd: BorrowedFd<'_>, number: u32, about: &mut T) -> io::Result<i32> {
     // SAFETY: the structure is there and of the request's kind, as the caller says.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), number as _, ptr::from_mut(about).cast::<libc::c_void>()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
 
-/// The registers, as they lie in this process.
+/// The registers, mapped into this process.
 struct Registers {
     at: *mut u8,
     bytes: usize,
@@ -100,12 +100,12 @@ struct Registers {
 
 impl Drop for Registers {
     fn drop(&mut self) {
-        // SAFETY: mapped by `registers`, and nobody has it any more: it goes with who reads and writes it.
+        // SAFETY: mapped by `registers`, and no longer used: only this value's owner accesses it.
         let _ = unsafe { munmap(self.at.cast(), self.bytes) };
     }
 }
 
-/// A container with its IOMMU, and a group in it: what `VfioMap` is made of.
+/// A container with its IOMMU, and a group in it. `VfioMap` is made from it.
 pub(crate) struct Container {
     container: OwnedFd,
     group: OwnedFd,
@@ -164,14 +164,14 @@ impl Container {
         Ok(Self { container, group })
     }
 
-    /// What a `VfioMap` maps by.
+    /// The descriptor for a `VfioMap`.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.container.as_fd()
     }
 }
 
 impl VfioDevice {
-    /// Opens the drive of a container, with so many interrupts; with none, somebody has to look.
+    /// Opens the drive of a container, with `vectors` interrupts; without interrupts, completions are polled.
     pub(crate) fn open(container: Container, drive: &Function, vectors: u16) -> Result<Self, Error> {
         let refused = |what: &str| {
             let what = format!("{}: {what}", drive.address);
@@ -181,7 +181,7 @@ impl VfioDevice {
         // SAFETY: VFIO_GROUP_GET_DEVICE_FD reads a name that ends with a zero byte.
         let fd = unsafe { ask_of(container.group.as_fd(), GROUP_GET_DEVICE_FD, name.as_mut_slice()) };
         let fd = fd.map_err(refused("opening it by VFIO"))?;
-        // SAFETY: what the kernel has just given, to this process alone.
+        // SAFETY: the kernel has just made this descriptor for this process.
         let device = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let config = region(&device, CONFIG).map_err(refused("its configuration"))?;
         let registers = registers(&device).map_err(refused("its registers"))?;
@@ -194,7 +194,7 @@ impl VfioDevice {
         Ok(opened)
     }
 
-    /// Has each interrupt of the function raise a descriptor.
+    /// Connects each interrupt of the function to a descriptor.
     fn interrupts(&mut self, drive: &Function, wanted: u16) -> Result<(), Error> {
         let refused = |error| Error::io(format!("{}: its interrupts", drive.address), error);
         let mut info = IrqInfo { argsz: size_of::<IrqInfo>() as u32, index: MSIX, ..IrqInfo::default() };
@@ -266,7 +266,7 @@ impl Bus for VfioDevice {
 
     fn write32(&self, at: usize, value: u32) {
         assert!(at.is_multiple_of(4) && at + 4 <= self.registers.bytes, "no register at {at:#x}");
-        // SAFETY: as in `read32`; what the controller does then is confined to memory that it was mapped.
+        // SAFETY: as in `read32`; the IOMMU confines the controller to memory that is mapped for it.
         unsafe { self.registers.at.add(at).cast::<u32>().write_volatile(value.to_le()) };
     }
 

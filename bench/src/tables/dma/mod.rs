@@ -13,7 +13,7 @@ use crate::record::Record;
 use crate::rows::Kind;
 use crate::rows::dma::{BULK, BlockRow, Lane, Shape, rows};
 use crate::subject::{Flaw, Parts};
-use crate::tables::{self, CellSamples, Effort, Run, Sample, enough, measured, take_turn};
+use crate::tables::{self, CellSamples, Effort, Run, Sample, enough, in_turns, measured, take_turn};
 use requests::Bed;
 
 /// The shapes of the kernel's self test.
@@ -134,20 +134,16 @@ fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Reco
             .and_then(|()| enough(4 * run.effort.round, |batches| lane.requests(bed, batches).map(|busy| busy.wall)));
         batches.push(found.map_err(|flaw| cell.flawed(flaw))?);
     }
-    for turn in 0..run.effort.rounds {
-        for place in 0..cells.len() {
-            let at = (place + turn) % cells.len();
-            let mut cpu = Duration::ZERO;
-            let of_one = |time: Duration, batches| time.as_nanos() as f64 / (batches * BULK) as f64;
-            take_turn(run, &mut cells[at], batches[at], |batches| {
-                let busy = entrants[at].opened.requests(bed, batches)?;
-                cpu = busy.cpu / batches as u32;
-                let parts =
-                    Sample::from_parts(Parts { alloc: busy.alloc, free: busy.free }, BULK, batches, run.clock_ns);
-                Ok::<_, Flaw>(Sample { total: of_one(busy.wall, batches), ..parts })
-            })?;
-            on_cpu[at].samples.push(Sample::whole(of_one(cpu, 1)));
-        }
+    for (_, at) in in_turns(run.effort.rounds, cells.len()) {
+        let mut cpu = Duration::ZERO;
+        let of_one = |time: Duration, batches| time.as_nanos() as f64 / (batches * BULK) as f64;
+        take_turn(run, &mut cells[at], batches[at], |batches| {
+            let busy = entrants[at].opened.requests(bed, batches)?;
+            cpu = busy.cpu / batches as u32;
+            let parts = Sample::from_parts(Parts { alloc: busy.alloc, free: busy.free }, BULK, batches, run.clock_ns);
+            Ok::<_, Flaw>(Sample { total: of_one(busy.wall, batches), ..parts })
+        })?;
+        on_cpu[at].samples.push(Sample::whole(of_one(cpu, 1)));
     }
     Ok(cells.into_iter().chain(on_cpu).filter_map(CellSamples::record).collect())
 }

@@ -23,7 +23,7 @@ use rustix::fs::MemfdFlags;
 
 use crate::{BULK, Cell, Plan, SINGLE, failed};
 use pagemill_harness::record::Record;
-use pagemill_harness::rounds::{CellSamples, Kind, Sample, enough, take_turn};
+use pagemill_harness::rounds::{CellSamples, Kind, Sample, enough, in_turns, take_turn};
 use pagemill_harness::{Error, PAGE_BYTES, Run};
 
 /// The server's default, in pages.
@@ -78,18 +78,15 @@ pub(crate) fn inside(run: &mut Run<'_>, plan: &Plan) -> Result<Vec<Record>, Erro
             });
             reps.push(found.map_err(|flaw| samples.flawed(flaw))?);
         }
-        for turn in 0..plan.rounds_of(&cell) {
-            for place in 0..rows.len() {
-                let at = (place + turn) % rows.len();
-                let (way, seed) = (rows[at], run.seed.wrapping_add(turn as u64));
-                let entrant = Entrant::under_way(&ground, way, seed, &cell);
-                let mut entrant = entrant.map_err(|error| samples[at].flawed(error))?;
-                take_turn(run, &mut samples[at], reps[at], |reps| {
-                    let start = Instant::now();
-                    entrant.repeat(&cell, reps)?;
-                    Ok::<_, io::Error>(Sample::whole(start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64))
-                })?;
-            }
+        for (turn, at) in in_turns(plan.rounds_of(&cell), rows.len()) {
+            let (way, seed) = (rows[at], run.seed.wrapping_add(turn as u64));
+            let entrant = Entrant::under_way(&ground, way, seed, &cell);
+            let mut entrant = entrant.map_err(|error| samples[at].flawed(error))?;
+            take_turn(run, &mut samples[at], reps[at], |reps| {
+                let start = Instant::now();
+                entrant.repeat(&cell, reps)?;
+                Ok::<_, io::Error>(Sample::whole(start.elapsed().as_nanos() as f64 / (reps * cell.pages) as f64))
+            })?;
         }
         records.extend(samples.into_iter().filter_map(CellSamples::record));
         run.progress.inc(1);

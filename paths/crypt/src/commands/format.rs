@@ -14,7 +14,7 @@ use crate::kdf::KdfKind;
 use crate::luks::New;
 use crate::{Error, Luks};
 
-/// Bytes of a detached header's file that is made here.
+/// Bytes of a new file for a detached header.
 const HEADER_FILE: u64 = 16 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -85,7 +85,8 @@ pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
     if !args.force {
         refuse_what_is_there(store)?;
     }
-    // Where the header ends is a multiple of the largest sector: what is behind it is as even as the whole.
+    // The header's end is a multiple of the largest sector, so the data's size is a multiple of a sector if the file's
+    // size is.
     let default_sector = match args.version {
         Version::Luks2 if data_len.is_multiple_of(SectorSize::LARGEST.bytes() as u64) => SectorSize::LARGEST,
         _ => SectorSize::SMALLEST,
@@ -103,7 +104,7 @@ pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
     let passphrase = args.secret.get_new(&shown(&args.image))?;
     let luks = Luks::format(&store.file, &new, &passphrase)?;
     let geometry = luks.geometry(data_len, header.is_some())?;
-    // Both have their names before either stays.
+    // Both get their names before either is kept.
     header.as_mut().map_or(Ok(()), Target::publish)?;
     data.publish()?;
     let is_detached = header.is_some();

@@ -1,12 +1,12 @@
-//! Who uses an image at a time. There are two locks, so that keys can be changed beside a server:
+//! Locks on images. There are two, so that keys can be changed while a server uses the data:
 //!
-//! - The *metadata lock*, while a header is read or changed, is `cryptsetup`'s own: `flock` on an image file, and for a
-//!   block device on `/run/cryptsetup/L_major:minor`.
-//! - The *claim*, as long as the data is used (`format`, `serve`, `mount`): a block device is opened with `O_EXCL`, which the
-//!   kernel refuses where the device is mounted or claimed; a file is locked by its open file description (fcntl(2),
-//!   `F_OFD_SETLK`), shared where it is only read.
+//! - The *metadata lock*, held while a header is read or changed, is the same as `cryptsetup`'s: `flock` on an image
+//!   file, and for a block device on `/run/cryptsetup/L_major:minor`.
+//! - The *claim* is held as long as the data is used (`format`, `serve`, `mount`). A block device is opened with
+//!   `O_EXCL`, which the kernel refuses if the device is mounted or claimed. A file is locked by its open file
+//!   description (fcntl(2), `F_OFD_SETLK`), shared if it is only read.
 //!
-//! A loop device and the file behind it are the same bytes: whoever claims one claims the other (I1).
+//! A loop device and the file behind it are the same bytes, so claiming one also claims the other (I1).
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::ops::Deref;
@@ -22,7 +22,7 @@ use crate::Error;
 /// Where `cryptsetup` locks devices' metadata.
 const LOCKS: &str = "/run/cryptsetup";
 
-/// An image that is open for its header, with the metadata lock.
+/// An image that is opened for its header, with the metadata lock.
 pub(super) struct HeaderFile {
     file: File,
     _lock: MetadataLock,
@@ -36,7 +36,7 @@ impl Deref for HeaderFile {
     }
 }
 
-/// Opens an image that is there for its header, and locks its metadata: for this program alone if it is to be changed.
+/// Opens an existing image for its header, and locks its metadata, exclusively if the header will be changed.
 pub(super) fn open_header(path: &Path, may_write: bool) -> Result<HeaderFile, Error> {
     has_blocks(path)?;
     let file = File::options().read(true).write(may_write).open(path).map_err(|error| Error::io(shown(path), error))?;
@@ -44,24 +44,24 @@ pub(super) fn open_header(path: &Path, may_write: bool) -> Result<HeaderFile, Er
     Ok(HeaderFile { file, _lock: lock })
 }
 
-/// The metadata lock; gone when it is dropped.
+/// The metadata lock; dropping it releases it.
 pub(super) struct MetadataLock {
     file: File,
-    /// A device's lock has a file of its own.
+    /// The lock of a device, which has a file of its own.
     name: Option<PathBuf>,
 }
 
 impl MetadataLock {
-    /// For the image that `file` is, shared unless `may_write`.
+    /// Locks the image `file`, shared unless `may_write` is set.
     pub(super) fn take(file: &File, path: &Path, may_write: bool) -> Result<Self, Error> {
         let there = file.metadata().map_err(|error| Error::io(shown(path), error))?;
         let name = format!("{LOCKS}/L_{}:{}", major(there.rdev()), minor(there.rdev()));
-        // Who may not lock there locks the device's node.
+        // Without permission for that file, the device's node is locked.
         while there.file_type().is_block_device()
             && let Ok(lock) = lock_file(Path::new(&name))
         {
             flock(&lock, path, may_write)?;
-            // Whoever had it before may have taken its name away.
+            // The process that had the lock before may have removed its name.
             if is_named(&lock, Path::new(&name)) {
                 return Ok(Self { file: lock, name: Some(name.into()) });
             }
@@ -74,20 +74,21 @@ impl MetadataLock {
 
 impl Drop for MetadataLock {
     fn drop(&mut self) {
-        // A name goes while nobody else has the lock; whoever waits for it looks whether it is named.
+        // The name is removed while nobody else has the lock. A process that waits for the lock checks its name
+        // afterwards.
         if let Some(name) = &self.name
             && self.file.try_lock().is_ok()
             && is_named(&self.file, name)
         {
             let _ = fs::remove_file(name);
         }
-        // The image stays open.
+        // The image stays open, so it has to be unlocked.
         let _ = self.file.unlock();
     }
 }
 
 fn lock_file(name: &Path) -> io::Result<File> {
-    // It is there already, or the next step says what is wrong.
+    // The folder exists already, or the next step reports the error.
     let _ = fs::DirBuilder::new().mode(0o700).create(LOCKS);
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -102,14 +103,14 @@ fn flock(file: &File, path: &Path, may_write: bool) -> Result<(), Error> {
     }
 }
 
-/// Refuses a header in the same file as the data: what is written to one of them would be written over the other.
+/// Refuses a detached header in the same file as the data: each would overwrite the other.
 pub(super) fn refuse_one_file(data: &Path, header: &Path) -> Result<(), Error> {
     let is_one = match (data.metadata(), header.metadata()) {
         (Ok(data), Ok(header)) if data.file_type().is_block_device() => {
             header.file_type().is_block_device() && data.rdev() == header.rdev()
         }
         (Ok(data), Ok(header)) => (data.dev(), data.ino()) == (header.dev(), header.ino()),
-        // Both are to be made.
+        // Neither exists yet.
         (Err(_), Err(_)) => {
             let place = |path| Some((fs::canonicalize(folder(path)).ok()?, path.file_name()?.to_owned()));
             place(data).is_some_and(|data| Some(data) == place(header))
@@ -126,13 +127,13 @@ pub(super) fn refuse_one_file(data: &Path, header: &Path) -> Result<(), Error> {
     Err(Error::Request(why))
 }
 
-/// Whether `path` is the name of `file`.
+/// Whether `path` is a name of `file`.
 fn is_named(file: &File, path: &Path) -> bool {
     let inode = |there: io::Result<fs::Metadata>| there.map(|there| (there.dev(), there.ino())).ok();
     inode(file.metadata()).is_some_and(|own| inode(fs::metadata(path)) == Some(own))
 }
 
-/// What keeps others from an image's data; gone when it is dropped.
+/// Keeps others from using an image's data; dropping it ends that.
 #[derive(Debug, Default)]
 pub struct Claim {
     #[expect(dead_code, reason = "they are kept locked")]
@@ -142,13 +143,13 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Of a file that is open, and of the loop devices over it.
+    /// Claims an open file, and the loop devices over it.
     pub(super) fn of_file(file: &File, path: &Path, may_write: bool) -> Result<Self, Error> {
         let files = vec![LockedFile::new(file, path, may_write)?];
         Ok(Self { files, devices: loops_over(file, None, may_write)? })
     }
 
-    /// Of a block device that is open for this program alone: of what is behind it, where it is a loop device.
+    /// For a block device that this program has opened exclusively: claims the file behind it, if it is a loop device.
     fn of_device(device: u64, path: &Path, may_write: bool) -> Result<Self, Error> {
         let Some(behind) = behind(device) else { return Ok(Self::default()) };
         match claimed_behind(&behind, path, may_write)? {
@@ -158,7 +159,7 @@ impl Claim {
     }
 }
 
-/// Opens an image that is there for its data, and claims it: shared if it is a file that is only read.
+/// Opens an existing image for its data, and claims it; shared if it is a file that is only read.
 pub(super) fn open_claimed(path: &Path, may_write: bool) -> Result<(File, Claim), Error> {
     let is_device = has_blocks(path)?;
     let file = open(path, may_write, is_device)?;
@@ -170,7 +171,7 @@ pub(super) fn open_claimed(path: &Path, may_write: bool) -> Result<(File, Claim)
     Ok((file, claim))
 }
 
-/// Opens an image; a block device for this program alone.
+/// Opens an image; a block device exclusively.
 fn open(path: &Path, may_write: bool, is_device: bool) -> Result<File, Error> {
     let mut options = File::options();
     options.read(true).write(may_write).custom_flags(if is_device { libc::O_EXCL } else { 0 });
@@ -180,8 +181,8 @@ fn open(path: &Path, may_write: bool, is_device: bool) -> Result<File, Error> {
     })
 }
 
-/// A file that is locked by its open file description. A process that is just being started has that too, until it is another
-/// program: so it is unlocked in so many words.
+/// A file that is locked by its open file description. A child process shares the description until it executes another
+/// program, so dropping this unlocks the file explicitly.
 #[derive(Debug)]
 struct LockedFile(File);
 
@@ -205,7 +206,7 @@ impl Drop for LockedFile {
 }
 
 fn lock_description(file: &File, kind: libc::c_int) -> io::Result<()> {
-    // All of it, however long it becomes.
+    // The whole file, however long it becomes.
     let range = libc::flock { l_type: kind as _, l_whence: libc::SEEK_SET as _, l_start: 0, l_len: 0, l_pid: 0 };
     // SAFETY: the descriptor is open, and the call reads the structure, which lives.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &range) } {
@@ -214,7 +215,7 @@ fn lock_description(file: &File, kind: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// The file behind a loop device or its partition, by the name that it was attached by.
+/// The file behind a loop device or its partition, by the name with which it was attached.
 fn behind(device: u64) -> Option<PathBuf> {
     let folder = format!("/sys/dev/block/{}:{}", major(device), minor(device));
     let read = |place| fs::read_to_string(format!("{folder}/{place}")).ok();
@@ -222,7 +223,7 @@ fn behind(device: u64) -> Option<PathBuf> {
     Some(name.trim_end_matches('\n').into())
 }
 
-/// Claims what is behind a loop device; none if it is out of reach, and so others cannot name it either.
+/// Claims the file behind a loop device; `None` if it can't be reached, so that others can't name it either.
 fn claimed_behind(behind: &Path, device: &Path, may_write: bool) -> Result<Option<LockedFile>, Error> {
     let named = |path: String| format!("{path} (behind {})", shown(device));
     let file = has_blocks(behind).and_then(|is_device| open(behind, may_write, is_device));
@@ -234,8 +235,8 @@ fn claimed_behind(behind: &Path, device: &Path, may_write: bool) -> Result<Optio
     }
 }
 
-/// Claims the loop devices that have `file` behind them, but for the one that is claimed already. Where `file` is only read,
-/// they may be in use.
+/// Claims the loop devices over `file`, except the one that is claimed already. If `file` is only read, they may be in
+/// use.
 fn loops_over(file: &File, claimed: Option<u64>, may_write: bool) -> Result<Vec<File>, Error> {
     let mut loops = Vec::new();
     let Some(devices) = fs::read_dir("/sys/block").ok().filter(|_| may_write) else { return Ok(loops) };
@@ -248,19 +249,19 @@ fn loops_over(file: &File, claimed: Option<u64>, may_write: bool) -> Result<Vec<
         }
         match File::options().read(true).custom_flags(libc::O_EXCL).open(&node) {
             Ok(node) => loops.push(node),
-            // Somebody who may do more than this program has attached it.
+            // A process with more rights has attached it.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EACCES | libc::EPERM)) => {
                 return Err(Error::Held(format!("the loop device {}, which has this file behind it,", shown(&node))));
             }
-            // Detached meanwhile, or without a name here.
+            // It was detached meanwhile, or has no name here.
             Err(_) => {}
         }
     }
     Ok(loops)
 }
 
-/// Whether an image is a block device; refused if it is neither that nor a file. Before it is opened: opening a pipe would wait
-/// for its other end.
+/// Whether an image is a block device; an error if it is neither a block device nor a file. Checked before it is
+/// opened, since opening a pipe would wait for its other end.
 fn has_blocks(path: &Path) -> Result<bool, Error> {
     let kind = path.metadata().map_err(|error| Error::io(shown(path), error))?.file_type();
     if kind.is_file() || kind.is_block_device() {

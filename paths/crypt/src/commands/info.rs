@@ -10,7 +10,7 @@ use super::{Said, faults, json_line, shown};
 use crate::volume::UNIT;
 use crate::{Error, Luks, SectorSize, Store, luks1, luks2};
 
-/// LUKS2 keeps the key's length with each keyslot, and nowhere else.
+/// LUKS2 stores the key's length only in the keyslots.
 const NO_KEY_SIZE: &str = "not said by any keyslot that is known here";
 
 /// Show what a volume's header says, without its passphrase
@@ -29,7 +29,7 @@ pub(super) struct InfoArgs {
 }
 
 /// The report. The names are part of the program's interface.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Info {
     #[serde(rename = "type")]
     kind: &'static str,
@@ -40,13 +40,13 @@ struct Info {
     sector_size: Option<usize>,
     data_offset: Option<u64>,
     data_bytes: Option<u64>,
-    /// Why the volume cannot be opened here, if so.
+    /// Why the volume can't be opened here, if it can't.
     not_opened: Option<String>,
     keyslots: Vec<Slot>,
     tokens: usize,
-    /// What is wrong with the header, though it serves.
+    /// What is wrong with the header, although it can be used.
     faults: Vec<String>,
-    /// How many parts the data has; what is said of it is said of one.
+    /// How many segments the data has. Their fields are shown only if there is one.
     #[serde(skip)]
     segments: usize,
 }
@@ -58,9 +58,9 @@ struct Slot {
     kdf: Option<String>,
     area_offset: Option<u64>,
     area_bytes: Option<u64>,
-    /// Why it does not open the volume here, if so.
+    /// Why it can't open the volume here, if it can't.
     not_used: Option<String>,
-    /// Why it is passed over unless it is named, if so.
+    /// Why it is skipped unless it is named, if it is.
     passed_over: Option<&'static str>,
 }
 
@@ -115,7 +115,7 @@ fn of_luks1(header: &luks1::Header) -> Info {
         data_offset: Some(u64::from(header.payload) * UNIT),
         segments: 1,
         keyslots: keyslots.collect(),
-        ..Info::empty()
+        ..Info::default()
     }
 }
 
@@ -159,29 +159,11 @@ fn of_luks2(header: &luks2::Header) -> Info {
         segments: count,
         keyslots,
         tokens: metadata.tokens,
-        ..Info::empty()
+        ..Info::default()
     }
 }
 
 impl Info {
-    fn empty() -> Self {
-        Self {
-            kind: "",
-            uuid: String::new(),
-            label: String::new(),
-            cipher: String::new(),
-            key_bits: None,
-            sector_size: None,
-            data_offset: None,
-            data_bytes: None,
-            not_opened: None,
-            keyslots: Vec::new(),
-            tokens: 0,
-            faults: Vec::new(),
-            segments: 0,
-        }
-    }
-
     fn table(&self) -> String {
         let of_segment = |n: Option<u64>| match (n, self.segments) {
             (Some(n), _) => n.to_string(),
@@ -221,7 +203,7 @@ impl Info {
     }
 }
 
-/// A header's text on a terminal: without characters that would move its cursor.
+/// A header's text for a terminal, without control characters.
 fn plain_text(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
 }

@@ -9,7 +9,7 @@ use super::{KdfArgs, LimitArgs, Said, faults, json_line, shown};
 use crate::luks::first_that_opens;
 use crate::{Error, Luks};
 
-/// Which header, and what opens it.
+/// The header, and the passphrase that opens it.
 #[derive(Args, Debug)]
 struct HeaderArgs {
     /// The file or block device
@@ -36,7 +36,7 @@ impl HeaderArgs {
         self.header.as_ref().unwrap_or(&self.image)
     }
 
-    /// What cannot be done is said before anybody types.
+    /// Errors come before the user has to type a passphrase.
     fn open(&self, may_write: bool) -> Result<(HeaderFile, Luks), Error> {
         let file = open_header(self.file(), may_write)?;
         let luks = Luks::read(&*file)?;
@@ -144,7 +144,7 @@ fn try_remove(args: &RemoveArgs) -> Result<Said, Error> {
     let (file, mut luks) = args.header.open(true)?;
     let warnings = mended(&luks, args.header.file());
     let number = match args.slot {
-        // Whoever gives the volume up need not open it.
+        // To give the volume up, no passphrase is needed.
         Some(number) if args.last && luks.openers() == [number] => number,
         Some(number) if luks.openers() == [number] => return Err(Error::LastKeyslot(number)),
         Some(number) => {
@@ -165,7 +165,7 @@ fn try_remove(args: &RemoveArgs) -> Result<Said, Error> {
     Ok(args.header.said(number, &format!("keyslot {number} is wiped"), warnings))
 }
 
-/// What was wrong with a header that is about to be written anew.
+/// What was wrong with a header that is about to be rewritten.
 fn mended(luks: &Luks, path: &Path) -> Vec<String> {
     luks.faults().into_iter().map(|fault| format!("{}: {fault}; mended by this change", shown(path))).collect()
 }

@@ -1,8 +1,8 @@
-//! Where a server is reached: an address, or a socket with a name, which is its own.
+//! The address of a server: a TCP address, or a Unix socket with a name.
 //!
-//! A socket stays when its process was killed, and the next server replaces it. Between finding that nobody answers there and
-//! having bound its own, another one must not do the same: it would remove the socket of the first. So a name is made, and
-//! looked at, under a lock (I1): a file beside it, which is there for that moment only.
+//! A socket stays when its process is killed, and the next server replaces it. While a server finds that nobody answers
+//! there and binds its own socket, another server must not do the same: it would remove the first one's socket. So both
+//! steps are done under a lock (I1): a file beside the socket, which exists only for that moment.
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -21,7 +21,7 @@ use crate::serve::Listener;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// Bytes of a socket's name: the system's structure holds a zero behind them.
+/// The longest name of a socket: the system's structure also has a zero byte.
 const LONGEST: usize = size_of::<libc::sockaddr_un>() - std::mem::offset_of!(libc::sockaddr_un, sun_path) - 1;
 const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
 
@@ -38,7 +38,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Refuses a name that cannot be a socket's.
+    /// Refuses a name that can't be a socket's.
     pub(super) fn check(&self) -> Result<(), Error> {
         let Some(path) = &self.unix else { return Ok(()) };
         let name = shown(path);
@@ -63,7 +63,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "an address in numbers and a port, as 127.0.0.1:10809 or [::1]:10809".to_owned())
 }
 
-/// What is listened to, its name for as long as that is to stay, and its URI.
+/// The listener, the name of its socket, which is removed when dropped, and its URI.
 pub(super) fn listen(place: &Place, scheme: &str) -> Result<(Listener, SocketFile, String), Error> {
     if let Some(path) = &place.unix {
         let (listener, file) = listen_unix(path).map_err(|error| Error::io(shown(path), error))?;
@@ -76,7 +76,7 @@ pub(super) fn listen(place: &Place, scheme: &str) -> Result<(Listener, SocketFil
     Ok((Listener::Tcp(listener), SocketFile(None), format!("{scheme}://{address}")))
 }
 
-/// A socket that nobody else may open at any time: it has its mode before it has its name.
+/// A socket that nobody else may open: it gets its mode before it gets its name.
 fn listen_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
     rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
@@ -91,12 +91,12 @@ fn listen_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
         bound => bound?,
     }
     let file = SocketFile(Some((path.to_owned(), identity(path)?)));
-    // Until it listens it looks like one that was left behind: that, too, is nobody's to see.
+    // Until it listens it looks like a stale socket, so it listens before it gets its name, too.
     rustix::net::listen(&socket, BACKLOG)?;
     Ok((socket.into(), file))
 }
 
-/// Removes a socket that its process left behind.
+/// Removes a stale socket.
 fn make_room(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(there) if there.file_type().is_socket() => {}
@@ -118,10 +118,10 @@ fn in_use(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::AddrInUse, format!("the address is in use: {why}"))
 }
 
-/// The right to make a socket of some name.
+/// The lock for making a socket of some name.
 struct NameLock {
     path: PathBuf,
-    /// Locked, until it is closed.
+    /// Locked until it is closed.
     _file: File,
 }
 
@@ -138,7 +138,8 @@ impl NameLock {
                 Err(TryLockError::WouldBlock) => return Err(in_use("another process is about to serve there")),
                 Err(TryLockError::Error(error)) => return Err(error),
             }
-            // Whoever had it has removed it, perhaps between our opening and locking: then it locks nobody out.
+            // The process that had the lock removes its file, perhaps between our opening and locking it. Then this
+            // lock protects nothing.
             let own = file.metadata()?;
             if identity(&path).is_ok_and(|there| there == [own.dev(), own.ino()]) {
                 return Ok(Self { path, _file: file });
@@ -149,12 +150,12 @@ impl NameLock {
 
 impl Drop for NameLock {
     fn drop(&mut self) {
-        // What stays is locked by nobody, and serves the next one.
+        // If the file stays, it is not locked, and the next server uses it.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// The socket's name, which goes when the server does; unless somebody else's socket has that name by then.
+/// The socket's name, which is removed when the server ends, unless another socket has that name by then.
 pub(super) struct SocketFile(Option<(PathBuf, [u64; 2])>);
 
 impl Drop for SocketFile {
@@ -162,13 +163,13 @@ impl Drop for SocketFile {
         if let Some((path, own)) = &self.0
             && identity(path).is_ok_and(|there| there == *own)
         {
-            // The next server replaces what stays.
+            // If the socket stays, the next server replaces it.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Which file has this name.
+/// The identity of the file with this name.
 fn identity(path: &Path) -> io::Result<[u64; 2]> {
     let there = fs::symlink_metadata(path)?;
     Ok([there.dev(), there.ino()])
@@ -181,12 +182,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_takes_away_its_own_socket_alone() {
+    fn a_server_removes_only_its_own_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let place = Place { unix: Some(path.clone()), tcp: None };
         let (_first, its_file, _) = listen(&place, "nbd").unwrap();
-        // Somebody clears the name, and another server takes it.
+        // Somebody removes the name, and another server takes it.
         fs::remove_file(&path).unwrap();
         let (_second, others_file, _) = listen(&place, "nbd").unwrap();
         drop(its_file);
@@ -196,11 +197,11 @@ mod tests {
     }
 
     #[test]
-    fn of_servers_that_start_at_once_one_has_the_socket() {
+    fn of_servers_started_at_once_one_gets_the_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         for round in 0..300 {
-            // Left behind by a process that is gone, or there is none; a lock was left behind as well.
+            // A stale socket, or none; and a stale lock file.
             if round % 3 > 0 {
                 drop(UnixListener::bind(&path).unwrap());
             }

@@ -1,11 +1,11 @@
-//! What a program that moves a volume's bytes is told of its memory.
+//! Options for the memory of a subcommand that moves a volume's bytes.
 use clap::Args;
 use pagemill::{Allocator, PAGE_SIZE};
 
 use crate::Error;
 use crate::serve::Memory;
 
-/// What is between who asks and the disk.
+/// The page cache and the memory between clients and the disk.
 #[derive(Args, Debug)]
 pub(super) struct MemoryArgs {
     /// Use the page cache even where direct I/O works

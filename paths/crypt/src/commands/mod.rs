@@ -1,9 +1,9 @@
-//! `pagemill crypt`: the subcommands that make volumes, look after their keys, and serve or mount them. Each is its arguments
-//! and a `run`.
+//! `pagemill crypt`: the subcommands that make volumes, manage their keys, and serve or mount them. Each has its
+//! arguments and a `run`.
 //!
-//! A subcommand returns what it has to say ([`Said`]), or says it while it runs; printing is the program's part. A header is
-//! locked while it is read and changed, so two changes never cross; data is claimed as long as the volume is open. Keys can
-//! be changed meanwhile.
+//! A subcommand returns its output ([`Said`]), or passes messages on while it runs; the program prints them. A header
+//! is locked while it is read and changed, so two changes never overlap. Data is claimed as long as the volume is open;
+//! keys can be changed meanwhile.
 mod format;
 mod hold;
 mod info;
@@ -71,7 +71,7 @@ enum Command {
 }
 
 impl CryptArgs {
-    /// What the subcommand is called.
+    /// The subcommand's name.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self.command {
@@ -86,7 +86,7 @@ impl CryptArgs {
     }
 }
 
-/// What a subcommand has to say.
+/// A subcommand's output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     /// For standard output; ends with a line feed unless it is empty.
@@ -95,10 +95,10 @@ pub struct Said {
     pub warnings: Vec<String>,
 }
 
-/// Runs a subcommand. What is to be said while it runs, a line each, goes to `notice`.
+/// Runs a subcommand. Messages while it runs go to `notice`, a line each.
 ///
 /// # Errors
-/// What stopped it; [`Error::next_step`] says what to do.
+/// The error that stopped it; [`Error::next_step`] says what to do.
 pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error> {
     let mut said = match &args.command {
         Command::Format(args) => format::run(args),
@@ -115,7 +115,7 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
     Ok(said)
 }
 
-/// What opening a header may cost.
+/// Limits on the cost of opening a header.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct LimitArgs {
     /// The most memory, in MiB, that a header may ask for to make a key
@@ -136,7 +136,7 @@ impl LimitArgs {
     }
 }
 
-/// What a new keyslot costs.
+/// The cost of a new keyslot.
 #[derive(Args, Clone, Debug)]
 struct KdfArgs {
     /// How the passphrase becomes a key [default: argon2id; LUKS1: pbkdf2]
@@ -165,7 +165,7 @@ struct KdfArgs {
 }
 
 impl KdfArgs {
-    /// What was asked for. What would be passed over is refused.
+    /// The choice that the options make. Options that would have no effect are refused.
     fn choice(&self, default: KdfKind) -> Result<KdfChoice, Error> {
         let kind = self.kdf.unwrap_or(default);
         let of_argon2 = [("--kdf-memory", self.kdf_memory), ("--kdf-lanes", self.kdf_lanes)];
@@ -189,7 +189,7 @@ impl KdfArgs {
     }
 }
 
-/// What is wrong with the header in `path`, though it serves, and what mends it: a line each.
+/// What is wrong with the header in `path`, although it can be used, and what repairs it; a line each.
 fn faults(luks: &Luks, path: &Path) -> Vec<String> {
     let next = match luks.check_changeable() {
         Ok(()) => "the next add-key or remove-key mends it",
@@ -198,12 +198,12 @@ fn faults(luks: &Luks, path: &Path) -> Vec<String> {
     luks.faults().into_iter().map(|fault| format!("{}: {fault}; {next}", shown(path))).collect()
 }
 
-/// The folder that a file is in.
+/// A file's folder.
 fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Refuses the name of a file that is to be made in a folder that is not there.
+/// Refuses the name of a new file in a folder that does not exist.
 fn need_folder(path: &Path) -> Result<(), Error> {
     match folder(path).try_exists() {
         Ok(false) => {
@@ -214,7 +214,7 @@ fn need_folder(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// An object as a line; the names in it are part of the program's interface.
+/// An object as a line of JSON. Its names are part of the program's interface.
 fn json_line(object: &serde_json::Value) -> String {
     format!("{object}\n")
 }

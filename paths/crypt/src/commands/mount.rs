@@ -61,7 +61,7 @@ pub(super) fn run(args: &MountArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
         let (mut stop, over) = (stop.try_clone()?, &stop);
         let failed = &failed;
         scope.spawn(move || {
-            // A byte for a signal; none when the mount is over.
+            // A byte means a signal; the end means that the mount is over.
             if stop.read(&mut [0]).is_ok_and(|bytes| bytes > 0)
                 && let Err(error) = unmounter.unmount()
                 && let Ok(mut failed) = failed.lock()
@@ -80,7 +80,7 @@ pub(super) fn run(args: &MountArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     }
 }
 
-/// The file that is hidden by the mount; gone at the end, if it was made for it.
+/// The file that the mount hides. It is removed at the end, if it was made for the mount.
 struct Place {
     path: PathBuf,
     was_made: bool,
@@ -124,7 +124,7 @@ impl std::fmt::Display for Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // What somebody has put there since is theirs.
+        // A file that somebody has changed since stays.
         if self.was_made && fs::symlink_metadata(&self.path).is_ok_and(|there| there.is_file() && there.len() == 0) {
             let _ = fs::remove_file(&self.path);
         }

@@ -1,4 +1,4 @@
-//! Opening a volume, as the subcommands do that need its contents.
+//! Opening a volume, for the subcommands that need its contents.
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -45,10 +45,10 @@ pub struct OpenArgs {
     plain: PlainArgs,
 }
 
-/// Each argument names its heading: one for all of them would go on to those that come behind.
+/// Each argument names this heading, since a heading for the group would also apply to later arguments.
 const PLAIN: &str = "Plain volumes";
 
-/// Nothing is set but what was said, so that what was said of a volume that has a header is seen.
+/// Options have no defaults here, so that options given for a volume with a header are noticed.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 struct PlainArgs {
     /// Bits of the key: 256 or 512 [default: 256]
@@ -90,23 +90,23 @@ pub(super) fn key_size(text: &str) -> Result<usize, String> {
     bits.ok_or_else(|| "a key has 256 or 512 bits".to_owned())
 }
 
-/// A volume that is open, with its data's file.
+/// An open volume and the file with its data.
 #[derive(Debug)]
 pub struct Opened {
     /// The file with the data.
     pub data: File,
-    /// The key and the place.
+    /// The key and the place of the data.
     pub volume: Volume,
-    /// What is wrong, though it serves.
+    /// What is wrong with the header, although it can be used.
     pub warnings: Vec<String>,
-    /// What keeps others from the data, for as long as it is used.
+    /// Keeps others from using the data.
     pub claim: Claim,
 }
 
 impl OpenArgs {
     /// Opens the data's file, reads the header, asks for the passphrase, and finds the key.
     ///
-    /// The data is claimed: for this program alone, but for a file where `may_write` is not set. The header's metadata is
+    /// The data is claimed: exclusively, or shared for a file if `may_write` is not set. The header's metadata is
     /// locked while it is read.
     ///
     /// # Errors
@@ -129,7 +129,7 @@ impl OpenArgs {
         };
         let store = detached.as_deref().unwrap_or(&data);
         let luks = Luks::read(store).map_err(of_header)?;
-        // What cannot be opened is said before anybody types.
+        // Errors come before the user has to type a passphrase.
         luks.geometry(data_len, detached.is_some()).map_err(|error| error.in_file(&self.image))?;
         luks.check_openers().map_err(of_header)?;
         if may_write {
@@ -142,7 +142,7 @@ impl OpenArgs {
         Ok(Opened { data, volume, warnings: faults(&luks, header.unwrap_or(&self.image)), claim })
     }
 
-    /// What is said of a volume of the other kind would be passed over, and another volume opened than was meant.
+    /// Refuses options for the other kind of volume: they would have no effect, and the wrong volume would be opened.
     fn refuse_what_says_nothing(&self) -> Result<(), Error> {
         let why = match self.kind {
             Kind::Plain if self.header.is_some() => "a plain volume has no header: leave --header out",

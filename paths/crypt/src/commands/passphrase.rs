@@ -11,9 +11,9 @@ use super::shown;
 use crate::Error;
 use crate::secret::Locked;
 
-/// The longest key file, as `cryptsetup` has it.
+/// The longest key file, as in `cryptsetup`.
 const MAX: usize = 8 << 20;
-/// The longest passphrase that is typed.
+/// The longest passphrase that can be typed.
 const MAX_TYPED: usize = 512;
 
 /// Where the passphrase comes from.
@@ -27,7 +27,7 @@ pub(super) struct SecretArgs {
     #[arg(long, value_name = "FD")]
     pub(super) passphrase_fd: Option<RawFd>,
 
-    /// Is it a second one, with options of its own?
+    /// Whether it is a second passphrase, with options of its own.
     #[arg(skip)]
     is_second: bool,
 }
@@ -54,15 +54,15 @@ impl SecretArgs {
     /// The passphrase that opens `what`.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Request`] where nobody can be asked, or the file is too long.
+    /// [`Error::Io`]; [`Error::Request`] if there is no terminal, or the file is too long.
     pub(super) fn get(&self, what: &str) -> Result<Locked, Error> {
         self.given().unwrap_or_else(|| self.typed(&format!("Passphrase for {what}: ")))
     }
 
-    /// A passphrase that is new, typed twice.
+    /// A new passphrase; on a terminal it is typed twice.
     ///
     /// # Errors
-    /// As for [`SecretArgs::get`]; [`Error::Request`] for an empty one, and where the two differ.
+    /// As for [`SecretArgs::get`]; [`Error::Request`] for an empty passphrase, and if the two differ.
     pub(super) fn get_new(&self, what: &str) -> Result<Locked, Error> {
         let secret = match self.given() {
             Some(secret) => secret?,
@@ -124,7 +124,7 @@ fn of_descriptor(fd: RawFd) -> Result<Locked, Error> {
 }
 
 /// All bytes up to `end`, which is read and left out, or to the end of the file. With `end` it reads byte by byte, so
-/// that what follows stays for whoever reads next.
+/// that the following bytes stay for the next reader.
 fn read_until(from: &mut impl Read, end: Option<u8>) -> io::Result<Locked> {
     let (mut secret, mut len) = (Locked::zeroed(4096), 0);
     loop {
@@ -148,18 +148,18 @@ fn read_until(from: &mut impl Read, end: Option<u8>) -> io::Result<Locked> {
     Ok(Locked::copy_of(&secret[..len]))
 }
 
-/// The terminal's settings, put back whatever ends the reading.
+/// Restores the terminal's settings when it is dropped.
 struct Quiet<'a>(&'a File, Termios);
 
 impl Drop for Quiet<'_> {
     fn drop(&mut self) {
-        // A terminal that is gone needs no settings.
+        // This fails only if the terminal is gone.
         let _ = tcsetattr(self.0.as_fd(), OptionalActions::Flush, &self.1);
     }
 }
 
-/// Reads a line that is not shown. Keys are read one by one and Ctrl-C as one of them, so that no signal ends the program
-/// while the terminal is quiet.
+/// Reads a line without echo. Keys are read one by one, Ctrl-C among them, so that no signal ends the program while
+/// echo is off.
 fn read_typed(terminal: &mut File, prompt: &str) -> io::Result<Locked> {
     const ENTER: [u8; 2] = [b'\r', b'\n'];
     const ERASE: [u8; 2] = [0x7f, 0x08];
@@ -183,7 +183,7 @@ fn read_typed(terminal: &mut File, prompt: &str) -> io::Result<Locked> {
             Ok(_) if ENTER.contains(&key[0]) || (key[0] == CTRL_D && len > 0) => break Ok(()),
             Ok(_) if key[0] == CTRL_C || key[0] == CTRL_D => break Err(io::Error::other("interrupted")),
             Ok(_) if key[0] == CTRL_U => len = 0,
-            // A character of several bytes goes as a whole.
+            // A character of several bytes is removed as a whole.
             Ok(_) if ERASE.contains(&key[0]) => {
                 let is_inside = |byte: u8| byte & 0xc0 == 0x80;
                 while len > 0 && is_inside(secret[len - 1]) {
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_file_is_taken_whole_and_a_line_without_its_end() {
+    fn key_files_are_read_whole_and_lines_without_their_end() {
         let read = |bytes: &[u8], end| read_until(&mut &*bytes, end).unwrap().to_vec();
         assert_eq!(read(b"key\n", None), b"key\n");
         assert_eq!(read(b"pass\nnext\n", Some(b'\n')), b"pass");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_passphrase_is_typed_unseen() {
+    fn a_typed_passphrase_is_not_echoed() {
         use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
         let pty = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&pty).unwrap();
@@ -243,7 +243,7 @@ mod tests {
                 (read, tcgetattr(terminal.as_fd()).unwrap().local_modes)
             });
             started.recv().unwrap();
-            // The settings change flushes what was typed before it: the keys come when the terminal is quiet.
+            // Changing the settings discards earlier keys, so the keys are sent once echo is off.
             while tcgetattr(user.as_fd()).unwrap().local_modes.contains(LocalModes::ECHO) {
                 std::thread::yield_now();
             }
@@ -251,7 +251,7 @@ mod tests {
             let (read, after) = asked.join().unwrap();
             assert_eq!(read.ok().map(|secret| secret.to_vec()), expected.map(|text| text.as_bytes().to_vec()));
             assert_eq!(after, before);
-            // All of it was written before the thread ended; a read may give a part.
+            // All of it was written before the thread ended, but one read may return only a part.
             let mut shown = Vec::new();
             while !shown.ends_with(b"\n") {
                 let mut part = [0; 100];

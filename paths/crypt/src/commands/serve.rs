@@ -98,7 +98,7 @@ impl ServeArgs {
     }
 }
 
-/// With a certificate, clients are served by TLS alone.
+/// With a certificate, clients are served only by TLS.
 #[derive(Args, Debug)]
 struct TlsArgs {
     /// Require TLS; FILE has the server's certificate and its chain, in PEM
@@ -191,7 +191,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     let threads = options.threads;
     let server = Server::start(DataPath { volume, disk, memory }, options);
     let server = server.map_err(|error| Error::io("starting the server's threads", error))?;
-    // Last: whoever sees the socket is served, and may tell this program to end.
+    // The socket comes last: a client that sees it is served, and may end this program.
     let (listener, _file, place) = listen(&args.place, if args.tls.tls_cert.is_some() { "nbds" } else { "nbd" })?;
     notice(&format!("serving {} bytes at {place}: {threads} threads, the disk {}", geometry.len, server.way()));
 
@@ -201,7 +201,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     Ok(Said { out: String::new(), warnings: told(&stats) })
 }
 
-/// What there is to say of memory at the end: nothing, if there was always enough.
+/// Messages about memory at the end; none if there was always enough.
 fn told(stats: &MemoryStats) -> Vec<String> {
     let mut told = Vec::new();
     if stats.waits > 0 {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_past_negotiation_has_no_time_limit_unless_one_is_given() {
+    fn negotiated_clients_have_no_time_limit_by_default() {
         let limits = |more: &[&str]| {
             let line = [&["serve", "volume", "--unix", "socket"], more].concat();
             Line::try_parse_from(line).map(|line| line.args.limits()).unwrap()

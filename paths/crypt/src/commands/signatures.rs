@@ -1,4 +1,5 @@
-//! What is in an image before it is formatted: a header, something that `wipefs` knows, or any bytes but zeroes.
+//! Finds what is in an image before it is formatted: a header, a signature that `wipefs` knows, or any bytes that are
+//! not zero.
 use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,13 +8,13 @@ use super::shown;
 use super::target::Target;
 use crate::{Error, Luks, Store};
 
-/// As much is read at once, and of a large image at its beginning and its end.
+/// Bytes that are read at once, and at the beginning and the end of a large image.
 const STEP: u64 = 1 << 20;
-/// An image of up to so many bytes is read whole.
+/// An image of up to this many bytes is read completely.
 const READ_WHOLE: u64 = 256 << 20;
-/// A larger one at so many places between its ends, evenly apart.
+/// A larger image is read at this many places between its ends, at equal distances.
 const PLACES: u64 = 1024;
-/// Bytes that are read at each.
+/// Bytes that are read at each of them.
 const PLACE: u64 = 4096;
 
 pub(super) fn refuse_what_is_there(target: &Target<'_>) -> Result<(), Error> {
@@ -32,9 +33,9 @@ pub(super) fn refuse_what_is_there(target: &Target<'_>) -> Result<(), Error> {
     }
 }
 
-/// The signatures that `wipefs` finds, at an image's beginning and at its end. None as well where there is no such program.
+/// The signatures that `wipefs` finds at an image's beginning and at its end. Also `None` without that program.
 fn known_signatures(path: &Path) -> Option<String> {
-    // Where programs of root's are, a user may not look.
+    // Root's programs may not be in a user's PATH.
     let found = ["wipefs", "/usr/sbin/wipefs", "/sbin/wipefs"].into_iter().find_map(|program| {
         let mut command = Command::new(program);
         command.args(["--no-act", "--noheadings", "--output", "TYPE,OFFSET", "--"]).arg(path);
@@ -46,7 +47,7 @@ fn known_signatures(path: &Path) -> Option<String> {
     (!signatures.is_empty()).then(|| signatures.join(", "))
 }
 
-/// About where something is in the first `len` bytes that is not zero.
+/// The place of a byte that is not zero in the first `len` bytes, if one is found.
 fn data_at(store: &dyn Store, len: u64) -> io::Result<Option<u64>> {
     let mut buf = vec![0; STEP as usize];
     let mut has_data = |at: u64, size: u64| {
@@ -71,11 +72,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_is_found_at_both_ends_and_between() {
+    fn data_is_found_at_both_ends_of_an_image_and_between() {
         for (len, places) in [
             (3_000_001, vec![0, 1_500_000, 3_000_000]),
             (READ_WHOLE, vec![100, READ_WHOLE / 2 + 12_345, READ_WHOLE - 1]),
-            // Between its ends, a stretch that is longer than it is from one place to the next.
+            // A stretch between the ends that is longer than the distance of two places is found.
             (1 << 34, vec![5, STEP - 1, (1 << 34) - STEP, (1 << 34) - 1]),
         ] {
             let file = tempfile::tempfile().unwrap();

@@ -1,9 +1,9 @@
-//! A file that is formatted: one that is there, or one that is made for it.
+//! The file to be formatted: an existing file, or a new one.
 //!
-//! What is made has its name when its header is whole and not before, so whatever ends the program until then, by SIGKILL
-//! even, leaves nothing of that name behind (I1). Where the file system has files without a name, it is one of those. Elsewhere it
-//! has another name beside its own, which goes when the program fails or is told to end by SIGTERM or SIGINT. A name that
-//! somebody else has taken meanwhile stays theirs (I2).
+//! A new file appears under its name only once its header is complete, so if the program ends before that, even by
+//! SIGKILL, nothing of that name is left (I1). If the file system allows, the file has no name until then. Otherwise it
+//! has a temporary name in the same folder, which is removed when the program fails or gets SIGTERM or SIGINT. If
+//! somebody else has taken the name meanwhile, their file stays (I2).
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
 use std::io;
@@ -25,18 +25,18 @@ pub(super) struct Target<'a> {
     pub(super) path: &'a Path,
     pub(super) file: File,
     state: State,
-    /// Nobody else uses it meanwhile, nor reads its header.
+    /// Nobody else uses the data meanwhile, or reads the header.
     _locks: (Claim, MetadataLock),
 }
 
 enum State {
-    /// It was there, or is to stay.
+    /// It existed before, or is complete.
     Kept,
-    /// It was made without a name.
+    /// It is new, and has no name.
     Nameless,
-    /// It was made under another name.
+    /// It is new, and has a temporary name.
     Beside(Beside),
-    /// It was made, and is there for all to see.
+    /// It is new, and has its name.
     Named,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Target<'a> {
         self.file.size().map_err(|error| Error::io(shown(self.path), error))
     }
 
-    /// Gives what was made its own name.
+    /// Gives a new file its name.
     pub(super) fn publish(&mut self) -> Result<(), Error> {
         let named = match &self.state {
             State::Kept | State::Named => return Ok(()),
@@ -111,7 +111,7 @@ impl<'a> Target<'a> {
 impl Drop for Target<'_> {
     fn drop(&mut self) {
         if let State::Named = self.state {
-            // The failure that led here is what is told.
+            // The error that led here is reported.
             let _ = fs::remove_file(self.path);
         }
     }
@@ -124,16 +124,16 @@ fn nameless(path: &Path) -> io::Result<(File, State)> {
     Ok((rustix::fs::open(folder(path), READ_WRITE | OFlags::TMPFILE, OURS)?.into(), State::Nameless))
 }
 
-/// What to do where that was refused.
+/// What to do if the file system refuses a nameless file.
 fn without_tmpfile(error: io::Error, path: &Path) -> io::Result<(File, State)> {
     match error.raw_os_error() {
-        // Both are what file systems say that cannot.
+        // Both errors come from file systems that can't.
         Some(libc::EOPNOTSUPP | libc::EISDIR) => Beside::make(path),
         _ => Err(error),
     }
 }
 
-/// A file's other name. It goes with this, and at a signal that ends the program.
+/// A file's temporary name. It is removed when this is dropped, and by a signal that ends the program.
 struct Beside {
     path: PathBuf,
     signals: Vec<SigId>,
@@ -152,21 +152,21 @@ impl Beside {
         for signal in [SIGTERM, SIGINT] {
             let name = name.clone();
             let remove = move || {
-                // SAFETY: the name is one, and is kept by the handler, which is never given back.
+                // SAFETY: the name is a C string, and the handler that uses it is never removed, nor is the name freed.
                 unsafe { libc::unlink(name.as_ptr()) };
                 let _ = emulate_default_handler(signal);
             };
-            // SAFETY: what it does at a signal are two calls that may be made there (signal-safety(7), and the latter's
+            // SAFETY: at a signal it makes two calls that are allowed there (signal-safety(7), and the latter's
             // documentation): it neither allocates nor locks, and does not unwind.
             beside.signals.push(unsafe { register(signal, remove) }?);
         }
         Ok((file.into(), State::Beside(beside)))
     }
 
-    /// Takes the name `path` in place of this one, if nobody has it.
+    /// Renames the file to `path`, if nothing has that name.
     fn rename(&self, path: &Path) -> Result<(), Errno> {
         match rustix::fs::renameat_with(CWD, &self.path, CWD, path, RenameFlags::NOREPLACE) {
-            // A file system that does not know that; a second name is refused if it is taken, too.
+            // The file system does not support that. A hard link is also refused if the name is taken.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rustix::fs::link(&self.path, path),
             renamed => renamed,
         }
@@ -175,7 +175,7 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        // It is gone already where it was renamed.
+        // After a rename it is gone already.
         let _ = fs::remove_file(&self.path);
         for signal in self.signals.drain(..) {
             unregister(signal);
@@ -195,14 +195,14 @@ mod tests {
         fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
     }
 
-    /// As on a file system that has no files without a name.
+    /// As on a file system without nameless files.
     fn made(path: &Path) -> Target<'_> {
         let refused = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
         Target::make(path, 5000, without_tmpfile(refused, path)).unwrap()
     }
 
     #[test]
-    fn what_is_made_beside_its_name_has_it_when_it_is_whole() {
+    fn a_new_file_gets_its_name_when_it_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let mut target = made(&path);
@@ -213,7 +213,7 @@ mod tests {
         target.keep();
         let there = fs::metadata(&path).unwrap();
         assert_eq!((there.len(), there.mode() & 0o777), (5000, 0o600));
-        // Neither of these stays: one that failed before it had its name, and one that failed then.
+        // Neither stays: a file that failed before it had its name, and one that failed after that.
         let other = folder.path().join("b");
         drop(made(&other));
         let mut target = made(&other);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_was_taken_meanwhile_stays_theirs() {
+    fn a_name_taken_meanwhile_is_not_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         let mut target = made(&path);
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"theirs");
     }
 
-    /// It runs itself in another process, which is ended.
+    /// The test runs itself in another process, which is killed.
     #[test]
     fn a_signal_leaves_no_file_behind() {
         const FOLDER: &str = "PAGEMILL_CRYPT_TEST_FOLDER";
@@ -253,7 +253,7 @@ mod tests {
                 .stdout(std::process::Stdio::null())
                 .spawn()
                 .unwrap();
-            // It is as long as it is to be when the handlers are there.
+            // The file has its size once the handlers are installed.
             let is_made = || {
                 names(folder.path())
                     .first()

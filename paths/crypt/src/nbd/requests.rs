@@ -44,7 +44,7 @@ mod kind {
     pub(super) const BLOCK_STATUS: u16 = 7;
 }
 
-/// What is to be done.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Answer with the bytes.
@@ -67,7 +67,7 @@ pub enum Command {
 /// A valid request: within its export, aligned, allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is to be done.
+    /// The operation.
     pub command: Command,
     /// The client's name for it, which the reply repeats.
     pub cookie: u64,

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_lie_in_order_and_windows_hold_the_rest() {
+    fn buffers_keep_order_and_windows_cover_the_rest() {
         for (mut buffer, runs) in buffers(9000).into_iter().zip([3, 1]) {
             let bytes: Vec<u8> = (0..9000u32).map(|i| (i % 251) as u8).collect();
             buffer.copy_in(0, &bytes[..4000]);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_one_run() {
+    fn neighbouring_pages_are_one_run() {
         let allocator = Allocator::builder().pages(64).build().unwrap();
         let pages = allocator.alloc_pages(pagemill::Gfp::KERNEL, pagemill::Order::new(2).unwrap()).unwrap().split();
         let buffer = Buffer::of_pages(pages.map(Some).collect(), 4 * PAGE_SIZE, Origin::Free);

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_one_sector_written_at_once_are_all_there() {
+    fn concurrent_writes_to_parts_of_one_sector_all_last() {
         let (file, _data) = file(4096, 1024, 64);
         file.write_at(0, &[0; 8192]).unwrap();
         std::thread::scope(|scope| {
@@ -273,7 +273,7 @@ mod tests {
     /// There is one page, which is taken: the first writer waits for it before it reads the sector, and again before it
     /// writes it. The second writer comes in between.
     #[test]
-    fn a_sector_that_is_written_in_part_is_nobody_elses_meanwhile() {
+    fn writes_to_parts_of_a_sector_exclude_each_other() {
         const SECTOR: usize = 4096;
         for second in [512..1024, 0..SECTOR] {
             let (file, _data) = file(SECTOR as u64, 1, 1);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_end_nothing_is_read_or_written() {
+    fn reads_and_writes_beyond_the_end_fail() {
         let (file, _data) = file(512, 64, 4);
         for (at, len) in [(LEN as u64, 1), (LEN as u64 - 1, 2), (u64::MAX, 1), (u64::MAX - 1, 512)] {
             let refused = file.write_at(at, &vec![1; len]).unwrap_err();

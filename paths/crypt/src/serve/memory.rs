@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_given_and_taken_back() {
+    fn buffers_return_their_pages() {
         let memory = memory(1024, 64);
         assert_eq!(memory.part(), 64 * PAGE_SIZE, "the promise, where that is less");
         for len in [512, 4096, 5000, memory.part()] {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_allocator_had_of_too_few_goes_back() {
+    fn a_failed_take_returns_the_allocators_pages_too() {
         let allocator = Allocator::builder().pages(20).cpus(1, || 0).build().unwrap();
         let memory = Memory::new(&allocator, 16, 1 << 20).unwrap();
         let borrowed = memory.borrow(2 * PAGE_SIZE).unwrap();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_too_few_keeps_none() {
+    fn a_failed_take_or_borrow_keeps_no_pages() {
         let memory = memory(20, 16);
         let all = memory.take(16 * PAGE_SIZE, Patience::None).unwrap().unwrap();
         // Four are left of 20.
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_ends_when_another_gives_back() {
+    fn a_waiting_take_is_served_when_pages_come_back() {
         let memory = memory(16, 16);
         let held = memory.take(9 * PAGE_SIZE, Patience::None).unwrap().unwrap();
         std::thread::scope(|scope| {

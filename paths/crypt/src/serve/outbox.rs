@@ -135,7 +135,7 @@ mod tests {
 
     /// A client that never takes all of its answers still gets them, and sent bytes are not kept.
     #[test]
-    fn what_is_sent_is_let_go_although_something_is_left() {
+    fn sent_answers_are_freed_while_others_wait() {
         const ANSWER: usize = 1000;
         let (path, mut own, mut outbox) = (path(16, 16), None, Outbox::default());
         let (mut client, server) = UnixStream::pair().unwrap();

@@ -272,7 +272,7 @@ mod tests {
     /// The system would report the first one's failure to it alone, and the second must not succeed before that is
     /// noted.
     #[test]
-    fn a_sync_begins_when_what_came_of_the_one_before_is_known() {
+    fn a_sync_waits_until_the_previous_one_has_a_result() {
         let (Ok(mut first), Ok(mut second)) = (Ring::new(&[]), Ring::new(&[])) else {
             println!("skipped: the system refuses io_uring");
             return;

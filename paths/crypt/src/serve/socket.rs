@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_looks_for_tcp_clients_that_are_dead() {
+    fn dead_tcp_clients_are_found_by_keep_alive() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let socket = Socket::tcp(listener.accept().unwrap().0).unwrap();

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_pages_ahead_of_the_first_in_line() {
+    fn only_the_first_client_in_line_takes_pages_of_the_pool() {
         let (mut worker, now, load) = (worker(16, Engine::Held(Vec::new())), Instant::now(), Load::new(0));
         let shared = Arc::clone(&worker.shared);
         let held = shared.path.memory.take(8 * PAGE_SIZE, Patience::None).unwrap().unwrap();
@@ -374,7 +374,7 @@ mod tests {
 
     /// A client that sends requests all the time, to a disk that is always done at once, does not starve the others.
     #[test]
-    fn others_are_heard_beside_who_floods() {
+    fn a_flood_of_requests_does_not_starve_other_clients() {
         const FLUSH: u16 = 3;
         const FLOOD: usize = 2000;
         let (mut worker, now, load) = (worker(16, Engine::Prompt(Vec::new())), Instant::now(), Load::new(0));

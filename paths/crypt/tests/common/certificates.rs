@@ -1,4 +1,4 @@
-//! Certificates for an hour, and a client that shows and trusts them.
+//! Certificates for tests, and a client that uses and trusts them.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ pub(crate) fn pem<'a>(from: &'a str, text: &'a str) -> Pem<'a> {
     Pem { from, text: text.as_bytes() }
 }
 
-/// An authority, and whom it has signed.
+/// An authority, and the certificates that it has signed.
 pub(crate) struct Certificates {
     pub(crate) authority: String,
     pub(crate) server: Pair,
@@ -53,13 +53,13 @@ impl Certificates {
         }
     }
 
-    /// What a server shows; and asks for, if it does.
+    /// A server's TLS; with `asks`, clients need certificates.
     pub(crate) fn for_server(&self, asks: bool) -> TlsServer {
         let asked = asks.then_some(pem("authority", &self.authority));
         TlsServer::new(pem("certificate", &self.server.certificate), pem("key", &self.server.key), asked).unwrap()
     }
 
-    /// A folder as GnuTLS's users have it; with the client's own certificate, or without.
+    /// A folder of certificates as GnuTLS clients expect it, with the client's own certificate or without.
     pub(crate) fn for_clients(&self, folder: &Path, with_own: bool) {
         fs::create_dir(folder).unwrap();
         fs::write(folder.join("ca-cert.pem"), &self.authority).unwrap();
@@ -69,7 +69,7 @@ impl Certificates {
         }
     }
 
-    /// TLS over `stream`, whose other side has agreed to it; not a byte has gone.
+    /// TLS over `stream`, on which STARTTLS was just agreed.
     pub(crate) fn connect<S: Read + Write>(&self, stream: S) -> StreamOwned<ClientConnection, S> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.authority.as_bytes()).unwrap()).unwrap();
@@ -91,7 +91,7 @@ pub(crate) fn option(number: u32) -> Vec<u8> {
 pub(crate) const STARTTLS: u32 = 5;
 pub(crate) const ACK: u32 = 1;
 
-/// An answer's kind; its text is skipped.
+/// An answer's option and kind; its text is skipped.
 pub(crate) fn answer(stream: &mut impl Read) -> (u32, u32) {
     let mut header = [0; 20];
     stream.read_exact(&mut header).unwrap();
@@ -100,7 +100,7 @@ pub(crate) fn answer(stream: &mut impl Read) -> (u32, u32) {
     (word(8), word(12))
 }
 
-/// A client that has been greeted and has said its flags.
+/// A client that has been greeted and has sent its flags.
 pub(crate) fn greeted(socket: &Path) -> UnixStream {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -109,7 +109,7 @@ pub(crate) fn greeted(socket: &Path) -> UnixStream {
     stream
 }
 
-/// One that has asked for TLS, and may begin with it.
+/// A client that has agreed on TLS, and may begin with it.
 pub(crate) fn agreed(socket: &Path) -> UnixStream {
     let mut stream = greeted(socket);
     stream.write_all(&option(STARTTLS)).unwrap();

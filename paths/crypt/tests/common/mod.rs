@@ -1,4 +1,4 @@
-//! What the tests with other programs share: a folder, and running `cryptsetup` and `qemu-img` in it.
+//! Helpers of the tests: a folder, and running `cryptsetup` and `qemu-img` in it.
 pub(crate) mod certificates;
 #[path = "../../../../tests/patience.rs"]
 mod patience;
@@ -21,7 +21,7 @@ pub(crate) const PASSPHRASE: &[u8] = b"correct horse";
 pub(crate) const OTHER: &[u8] = b"battery staple\n";
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// A folder with the passphrases in files, and the tools, if they are here.
+/// A folder with the passphrases in files.
 pub(crate) struct Bench {
     dir: tempfile::TempDir,
 }
@@ -64,7 +64,7 @@ impl Bench {
         command.args(words).current_dir(self.dir.path()).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Runs a line of words, which has to succeed; what it printed.
+    /// Runs a line of words, which has to succeed, and returns its output.
     pub(crate) fn ok(&self, line: &str) -> String {
         let output = self.run(line);
         let all = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -80,7 +80,7 @@ impl Bench {
     }
 }
 
-/// A volume whose keyslots cost next to nothing.
+/// A volume with cheap keyslots.
 pub(crate) fn new(version: u8, key_bits: usize, sector: u64, kind: KdfKind) -> New {
     New {
         version,
@@ -102,7 +102,7 @@ pub(crate) fn unlock(file: &File, passphrase: &[u8]) -> Result<(u32, Locked), Er
     Luks::read(file)?.unlock(file, passphrase, None, &Limits::default())
 }
 
-/// Bytes that no two places share.
+/// Bytes without repetition.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -120,7 +120,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) {
     File::create(path).unwrap().write_all(bytes).unwrap();
 }
 
-/// All that the volume holds, by this crate.
+/// The volume's contents, as read by this crate.
 pub(crate) fn contents(header: &File, data: &File, is_detached: bool) -> Vec<u8> {
     use std::os::unix::fs::FileExt;
     let len = data.metadata().unwrap().len();
@@ -132,7 +132,7 @@ pub(crate) fn contents(header: &File, data: &File, is_detached: bool) -> Vec<u8>
     bytes
 }
 
-/// Fills the volume with `plain`, which is all of it, by this crate.
+/// Writes `plain` to the whole volume by this crate.
 pub(crate) fn fill(header: &File, data: &File, is_detached: bool, plain: &[u8]) {
     use std::os::unix::fs::FileExt;
     let len = data.metadata().unwrap().len();
@@ -140,7 +140,7 @@ pub(crate) fn fill(header: &File, data: &File, is_detached: bool, plain: &[u8]) 
     let volume = luks.open(header, PASSPHRASE, len, is_detached, &Limits::default()).unwrap();
     assert_eq!(volume.geometry().len as usize, plain.len());
     let mut secret = vec![0; plain.len()];
-    // In two parts, to cross a boundary: the second is numbered on from the first.
+    // In two parts, so that the sector numbers continue.
     let half = plain.len() / 2 / 4096 * 4096;
     volume.encrypt(0, &plain[..half], &mut secret[..half]).unwrap();
     volume.encrypt(half as u64, &plain[half..], &mut secret[half..]).unwrap();

@@ -1,4 +1,4 @@
-//! A volume on a server in this process, and a client that says what it likes.
+//! A volume on a server in this process, and a client that can send anything.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ use crate::common::{Bench, PATIENCE, pattern, until};
 
 pub(crate) const PART: usize = 1 << 20;
 
-/// How a test's server is to be.
+/// The settings of a test's server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) way: Way,
@@ -39,14 +39,14 @@ impl Setup {
     }
 }
 
-/// A plain volume of all of the file.
+/// A plain volume over the whole file.
 pub(crate) fn plain_volume(len: u64, sector: u64) -> Volume {
     let sector_size = SectorSize::new(sector).unwrap();
     let plain = Plain { key_bytes: 64, hash: None, offset: 0, skip: 0, size: None, sector_size, counts_sectors: false };
     Volume::new(&plain.key(&pattern(64)).unwrap(), plain.geometry(len).unwrap()).unwrap()
 }
 
-/// What the volume in `file` holds.
+/// The contents of the volume in `file`.
 pub(crate) fn plain_contents(file: &File, sector: u64) -> Vec<u8> {
     let len = file.metadata().unwrap().len();
     let mut bytes = vec![0; len as usize];
@@ -64,13 +64,13 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Serves `volume`, whose data is in `data`. None, and a line that says so, if the system has no ring and one is
-    /// demanded.
+    /// Serves `volume`, whose data is in `data`. Returns `None` and prints that it is skipped if a ring is demanded and
+    /// the system has none.
     pub(crate) fn start(bench: &Bench, data: File, volume: Volume, setup: Setup) -> Option<Self> {
         Self::start_with(bench, data, volume, setup, None)
     }
 
-    /// The same, to clients that come by TLS alone.
+    /// The same, with TLS required.
     pub(crate) fn start_tls(bench: &Bench, data: File, volume: Volume, setup: Setup, tls: TlsServer) -> Self {
         Self::start_with(bench, data, volume, setup, Some(tls)).expect("the way is no ring")
     }
@@ -126,12 +126,12 @@ impl Served {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
-    /// Stops it, and shows that nothing of its memory is missing.
+    /// Stops it, and checks that all its memory is free.
     pub(crate) fn stop(self) -> MemoryStats {
         self.try_stop().unwrap()
     }
 
-    /// The same where the disk may have something to say.
+    /// The same, where the disk may fail.
     pub(crate) fn try_stop(self) -> std::io::Result<MemoryStats> {
         let Self { allocator, server, stop, accepting, .. } = self;
         drop(stop);
@@ -139,13 +139,13 @@ impl Served {
         let out = server.path().memory.pool().stats().out;
         let server = Arc::into_inner(server).expect("nobody else has the server");
         let stats = server.stop();
-        // Clients may have been under way a moment ago: now nobody is.
+        // All clients are gone now.
         let census = allocator.validate().unwrap();
         assert_eq!(census.handed_out, 0, "pages are still out, {out} of the pool before");
         stats
     }
 
-    /// Drops the server; the allocator that it had.
+    /// Drops the server, and returns its allocator.
     pub(crate) fn drop_server(self) -> Allocator {
         let Self { allocator, server, stop, accepting, .. } = self;
         drop(stop);
@@ -154,7 +154,7 @@ impl Served {
         allocator
     }
 
-    /// Waits until so many clients are there.
+    /// Waits until the server has `count` clients.
     pub(crate) fn wait_for_connections(&self, count: usize) {
         until(&format!("the number of {count} clients"), || self.server.connections() == count);
     }
@@ -182,7 +182,7 @@ pub(crate) mod command {
 }
 pub(crate) const FUA: u16 = 1;
 
-/// What a request begins with.
+/// A request's header.
 pub(crate) fn header(command: u16, flags: u16, cookie: u64, at: u64, len: u32) -> Vec<u8> {
     let header = [
         &0x2560_9513u32.to_be_bytes()[..],
@@ -231,10 +231,10 @@ impl<S: Read + Write> Client<S> {
         self.0.write_all(&header(command, flags, cookie, at, len)).unwrap();
     }
 
-    /// Waits until the server has said all that it had to say, which was nothing.
+    /// Waits until the server closes, without a further byte.
     pub(crate) fn until_end(&mut self) {
         let mut rest = Vec::new();
-        // To the end, since that goes on where a wait is interrupted: the end of a ring does so to the thread that made it.
+        // `read_to_end` continues after an interruption; dropping a ring interrupts the thread that made it.
         self.0.read_to_end(&mut rest).unwrap();
         assert!(rest.is_empty(), "{rest:?}");
     }

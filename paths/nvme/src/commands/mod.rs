@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn no_command_goes_without_a_drive() {
+    fn every_subcommand_needs_a_drive() {
         for line in ["identify", "read --to a", "write --from a", "bench", "bind", "unbind", "identify nvme0"] {
             assert!(parse(line).is_err(), "{line}");
         }
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_is_said_once() {
+    fn a_length_can_be_given_only_once() {
         assert!(parse("read 01:00.0 --blocks 8 --bytes 4096 --to a").is_err());
         assert!(parse("read 01:00.0 --blocks 8 --to a").is_ok());
         assert!(parse("read 01:00.0 --to a").is_err(), "all of a drive is nobody's intention");
@@ -154,7 +154,7 @@ mod tests {
 
     /// Nothing is done on a machine that has no such drive, and it is said in a line.
     #[test]
-    fn a_drive_that_is_not_there() {
+    fn a_missing_drive_is_an_error() {
         for line in ["identify ffff:ff:1f.7", "bind ffff:ff:1f.7", "unbind ffff:ff:1f.7", "bench ffff:ff:1f.7"] {
             let error = run(&parse(line).unwrap(), &mut |_| {}).unwrap_err();
             assert_eq!(error.to_string(), "there is no PCI device ffff:ff:1f.7", "{line}");

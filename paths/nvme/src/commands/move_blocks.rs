@@ -13,7 +13,7 @@ use crate::drive::{Drive, Op};
 use crate::transfer::{Moved, Place, Range, Transfer};
 use crate::vfio::VfioDevice;
 
-/// Which blocks, and how they are asked for.
+/// The blocks, and the sizes of requests.
 #[derive(Args, Debug)]
 struct RangeArgs {
     /// The first block
@@ -77,7 +77,7 @@ pub(super) struct WriteArgs {
 }
 
 impl RangeArgs {
-    /// How many blocks are meant; none if it is as many as there are.
+    /// The number of blocks; `None` for all.
     fn count(&self, block: u64) -> Result<Option<u64>, Error> {
         match (self.blocks, self.bytes) {
             (Some(blocks), _) => Ok(Some(blocks)),
@@ -137,7 +137,7 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
             io::ErrorKind::AlreadyExists => is_there(),
             _ => failed(error),
         })?;
-        // What was in it is cut off when something else is: a request that is refused leaves it.
+        // The old contents are cut off at the end, so that a refused request leaves them.
         if args.force && file.metadata().map_err(failed)?.is_file() {
             old = Some(file.try_clone().map_err(failed)?);
         }
@@ -147,7 +147,7 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let transfer = Transfer { op: Op::Read, range, piece, seed, place, is_to_end: false, name: &name };
     let moved = transfer.run(&mut drive, &mut args.drive.checking(&stop, notice));
     if moved.is_err() && !is_pipe && !args.force {
-        // It was made here, and is not whole. What went wrong is told, whether it goes or not.
+        // The file is new and incomplete. The transfer's error is reported, even if removing it fails.
         let _ = std::fs::remove_file(&args.to);
     }
     let block = u64::from(drive.namespace().block_size);
@@ -190,7 +190,7 @@ pub(super) fn write(args: &WriteArgs, notice: &mut dyn FnMut(&str)) -> Result<St
     finish(drive, &args.drive, moved, notice, "wrote", range.lba)
 }
 
-/// How long a file or a block device is.
+/// The length of a file or a block device.
 fn length(file: &File) -> io::Result<u64> {
     use io::Seek;
     let mut file = file;
@@ -199,7 +199,7 @@ fn length(file: &File) -> io::Result<u64> {
     Ok(len)
 }
 
-/// Shuts the drive down, however it went, and says what was done.
+/// Shuts the drive down after a transfer, successful or not, and returns a summary.
 fn finish(
     mut drive: Drive<VfioDevice>,
     args: &DriveArgs,
@@ -209,7 +209,7 @@ fn finish(
     lba: u64,
 ) -> Result<String, Error> {
     drive.said().iter().for_each(|said| notice(said));
-    // What went wrong is returned; the drive is shut down as it goes.
+    // On an error the drive is shut down when it is dropped.
     let moved = moved?;
     if moved.short > 0 {
         notice(&format!("memory was short {} times; --memory gives more", moved.short));

@@ -1,4 +1,4 @@
-//! Opening the drive that was named.
+//! Opening the named drive.
 use std::time::Duration;
 
 use clap::Args;
@@ -12,10 +12,10 @@ use crate::memory::Memory;
 use crate::pci::{Address, Function, System};
 use crate::vfio::{Container, VfioDevice};
 
-/// Memory for a controller that is asked what it is, in MiB.
+/// Memory for a controller that is only identified, in MiB.
 const LITTLE: u32 = 8;
 
-/// Which drive, and how it is driven.
+/// The drive, and the settings for driving it.
 #[derive(Args, Debug)]
 pub(super) struct DriveArgs {
     /// The drive's PCI address, as 0000:01:00.0
@@ -75,7 +75,7 @@ impl DriveArgs {
         usize::from(self.depth) * usize::from(self.queues)
     }
 
-    /// What is asked between two steps: whether a signal came. What the drive has to tell goes to `notice`.
+    /// A check between steps: whether a signal came. The drive's messages go to `notice`.
     pub(super) fn checking<'a>(
         &self,
         stop: &'a Stop,
@@ -88,7 +88,7 @@ impl DriveArgs {
     }
 }
 
-/// A controller that is asked what it is, and no more.
+/// A controller that is only identified.
 pub(super) fn asked(address: Address) -> Result<Controller<VfioDevice>, Error> {
     let mut controller = controller(address, LITTLE, 0, Duration::from_secs(10))?;
     controller.start()?;

@@ -1,4 +1,4 @@
-//! Being told to end, and pipes that are waited for no longer then.
+//! Signals that end the program, and pipes that stop waiting then.
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::Error;
 
-/// How long a pipe is waited for between two looks at the flag.
+/// How long to wait for a pipe between two checks of the flag.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// The signal that asked for the end, if one did. From here on they do nothing else.
+/// The signal that asked for the end, if one came. The signals have no other effect once this exists.
 #[derive(Clone)]
 pub(super) struct Stop(Arc<AtomicUsize>);
 
@@ -27,7 +27,7 @@ impl Stop {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        // Relaxed: nothing is read but the number itself.
+        // Relaxed: only the number itself is read.
         let signal = self.0.load(Relaxed) as i32;
         let name = match signal {
             0 => return Ok(()),
@@ -65,7 +65,7 @@ impl<T: Read + AsFd> Read for Pipe<T> {
 impl<T: Write + AsFd> Write for Pipe<T> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.1.ready(&self.0, PollFlags::OUT)?;
-        // As much as a pipe takes at once when it says that it takes something (PIPE_BUF).
+        // At most what a writable pipe takes without blocking (PIPE_BUF).
         self.0.write(&bytes[..bytes.len().min(4096)])
     }
     fn flush(&mut self) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! The drive and all below it against a controller in memory.
+//! The drive and all below it, with a controller in memory.
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,7 +14,7 @@ use crate::transfer::{Moved, Place, Random, Range, Transfer};
 mod late;
 
 const BLOCKS: usize = 20_000;
-/// Pages of memory, if nothing is to be short: more than all requests of a test have.
+/// Pages of memory that are enough for all requests of a test.
 const PAGES: usize = 16 << 10;
 
 fn settings(queues: u16, depth: u16) -> Settings {
@@ -51,7 +51,8 @@ fn transfer(drive: &mut Drive<Fake>, op: Op, range: Range, seed: Option<u64>, pl
     Transfer { op, range, piece, seed, place, is_to_end: false, name: "the file" }.run(drive, &mut |_| Ok(()))
 }
 
-/// Writes a whole drive and reads it again, in random pieces on random pages: by the controller's own account, and by the file.
+/// Writes a whole drive and reads it again, in random pieces on random pages. Compares the controller's disk and the
+/// file.
 fn there_and_back(behaviour: Behaviour, pages: usize, settings: Settings) -> (Fake, Counts, Moved) {
     let (fake, drive) = start(behaviour, pages, settings);
     let mut drive = drive.unwrap();
@@ -68,7 +69,7 @@ fn there_and_back(behaviour: Behaviour, pages: usize, settings: Settings) -> (Fa
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn written_blocks_are_read_back() {
     for (queues, depth) in [(1, 1), (1, 32), (4, 8), (8, 63)] {
         let (fake, counts, _) = there_and_back(Behaviour::default(), PAGES, settings(queues, depth));
         assert_eq!((counts.resets, counts.aborts, counts.retries), (0, 0, 0));
@@ -78,9 +79,9 @@ fn what_is_written_is_read_again() {
     }
 }
 
-/// Resets now and then, with whatever is out: all of it is done again.
+/// Resets at intervals, with requests under way, which are all done again.
 #[test]
-fn nothing_is_lost_in_a_reset() {
+fn no_request_is_lost_in_a_reset() {
     let (_, counts, _) = there_and_back(
         Behaviour { mdts: 6, ..Behaviour::default() },
         PAGES,
@@ -90,7 +91,7 @@ fn nothing_is_lost_in_a_reset() {
 }
 
 #[test]
-fn what_does_not_come_back_is_aborted_and_tried_again() {
+fn a_lost_command_is_aborted_and_tried_again() {
     let fate = |nth| if nth % 9 == 3 { Fate::Lost } else { Fate::Done };
     let behaviour = Behaviour { fate: Box::new(fate), aborts: true, ..Behaviour::default() };
     let (fake, counts, _) = there_and_back(behaviour, PAGES, settings(2, 8));
@@ -99,7 +100,7 @@ fn what_does_not_come_back_is_aborted_and_tried_again() {
 }
 
 #[test]
-fn what_an_abort_does_not_bring_back_a_reset_does() {
+fn an_unsuccessful_abort_ends_in_a_reset() {
     let fate = |nth| if nth % 25 == 3 { Fate::Lost } else { Fate::Done };
     let behaviour = Behaviour { fate: Box::new(fate), ..Behaviour::default() };
     let (_, counts, _) = there_and_back(behaviour, PAGES, settings(2, 8));
@@ -108,7 +109,7 @@ fn what_an_abort_does_not_bring_back_a_reset_does() {
 
 /// Somebody else has reset the controller, or it has reset itself.
 #[test]
-fn a_reset_from_elsewhere_is_seen() {
+fn a_reset_by_somebody_else_is_recognised() {
     let (fake, drive) = start(Behaviour { mdts: 4, ..Behaviour::default() }, PAGES, settings(2, 8));
     let mut drive = drive.unwrap();
     let written = bytes(BLOCKS * BLOCK, 5);
@@ -134,7 +135,7 @@ fn a_reset_from_elsewhere_is_seen() {
 }
 
 #[test]
-fn one_that_is_gone_is_told() {
+fn a_controller_that_is_gone_is_reported() {
     let (fake, drive) =
         start(Behaviour { fate: Box::new(|_| Fate::Lost), ..Behaviour::default() }, PAGES, settings(1, 8));
     let mut drive = drive.unwrap();
@@ -143,9 +144,9 @@ fn one_that_is_gone_is_told() {
     assert!(matches!(error, Error::Gone), "{error}");
 }
 
-/// Formatted by somebody else, with larger blocks: what was asked for is not what it would be now.
+/// Somebody else has formatted it with larger blocks, so the requests would mean other data.
 #[test]
-fn a_drive_that_is_another_one_since_a_reset_is_told() {
+fn a_drive_that_changed_in_a_reset_is_reported() {
     let (fake, drive) = start(Behaviour::default(), PAGES, Settings { reset_every: Some(2), ..settings(1, 4) });
     let mut drive = drive.unwrap();
     fake.state().behaviour.identify = Box::new(|what, page| {
@@ -158,7 +159,7 @@ fn a_drive_that_is_another_one_since_a_reset_is_told() {
 }
 
 #[test]
-fn what_never_works_is_told() {
+fn a_request_that_never_works_is_reported() {
     let behaviour = Behaviour { fate: Box::new(|_| Fate::Lost), ..Behaviour::default() };
     let (_, drive) = start(behaviour, PAGES, settings(1, 4));
     let mut drive = drive.unwrap();
@@ -166,13 +167,13 @@ fn what_never_works_is_told() {
     let error = transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap_err();
     assert_eq!(error.to_string(), "reading 8 blocks at 8: no answer, though tried 4 times");
     assert_eq!(drive.counts().resets, 4);
-    // Without anything out it is as good as new.
+    // Without requests under way it works again.
     drive.bus().state().behaviour.fate = Box::new(|_| Fate::Done);
     transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap();
 }
 
 #[test]
-fn a_status_that_passes_is_tried_again_and_another_is_told() {
+fn transient_statuses_are_retried_and_others_are_reported() {
     let fate = |nth| if nth % 3 == 0 { Fate::Fails(0x06) } else { Fate::Done };
     let (_, counts, _) =
         there_and_back(Behaviour { fate: Box::new(fate), ..Behaviour::default() }, PAGES, settings(2, 4));
@@ -189,7 +190,7 @@ fn a_status_that_passes_is_tried_again_and_another_is_told() {
 }
 
 #[test]
-fn a_wrong_place_is_told() {
+fn an_error_of_the_drive_names_its_blocks() {
     let mut drive = start(Behaviour::default(), PAGES, settings(1, 4)).1.unwrap();
     let buffer = drive.buffer(8 * BLOCK).unwrap();
     assert!(drive.submit(Request { op: Op::Read, lba: BLOCKS as u64 - 4, buffer }).unwrap().is_none());
@@ -204,7 +205,7 @@ fn a_wrong_place_is_told() {
     assert!(error.to_string().starts_with("there is no namespace 2"), "{error}");
 }
 
-/// Blocks that no drive has numbers for, more than this one has, and some behind its end: nothing is moved, read or written.
+/// Blocks beyond all numbers, more blocks than the drive has, and blocks beyond its end: nothing is read or written.
 #[test]
 fn a_range_past_the_end_is_refused_before_anything_moves() {
     let all = BLOCKS as u64;
@@ -212,7 +213,7 @@ fn a_range_past_the_end_is_refused_before_anything_moves() {
         [(u64::MAX - 3, 8), (0, u64::MAX), (5, all + 1), (all - 64, 65), (0, all + 1), (all, 1), (all + 1, 1)]
     {
         for (op, seed) in [(Op::Write, None), (Op::Write, Some(1)), (Op::Read, None), (Op::Read, Some(1))] {
-            // Pieces of 16 blocks: those before the end would be done.
+            // Pieces of 16 blocks: the pieces before the end would succeed.
             let (fake, drive) = start(Behaviour { mdts: 1, ..Behaviour::default() }, PAGES, settings(1, 4));
             let range = Range { lba, blocks };
             let place = Place::File(file(&[7; 65 * BLOCK]));
@@ -224,17 +225,17 @@ fn a_range_past_the_end_is_refused_before_anything_moves() {
     }
 }
 
-/// Too little memory for what is asked at a time, and then for a single command of full length.
+/// Too little memory for all requests at a time, and then for a single command of full length.
 #[test]
-fn with_little_memory_it_takes_longer_and_nothing_is_lost() {
+fn little_memory_slows_transfers_and_loses_nothing() {
     // 512 frames are the least that there is.
     let (_, _, moved) = there_and_back(Behaviour::default(), 512, settings(2, 32));
     assert!(moved.short > 0);
 }
 
-/// What a controller may write into a completion, and must not be believed.
+/// Wrong fields of a completion.
 #[test]
-fn a_controller_that_breaks_the_rules_is_stopped() {
+fn invalid_completions_are_errors_and_stop_the_controller() {
     type Lie = fn(u64, &mut [u32; 4]);
     let lies: [(&str, Lie); 3] = [
         ("command 1000, which is not out", |_, words| words[3] = words[3] & !0xffff | 1000),
@@ -267,7 +268,7 @@ fn a_wrong_head_in_a_completion_is_counted_and_not_relied_on() {
         ("backwards", true, back),
         ("beyond the tail", true, |nth, words| words[2] += nth as u32 % 3),
         ("beyond the queue", true, |_, words| words[2] |= 0xffff),
-        // It cannot be told from one that lags behind. Relied on, it would fill the queue for ever.
+        // It can't be told from a head that lags behind. A driver that relied on it would find the queue full for ever.
         ("always 0", false, |_, words| words[2] &= !0xffff),
     ];
     for (what, is_told, lie) in lies {
@@ -280,7 +281,7 @@ fn a_wrong_head_in_a_completion_is_counted_and_not_relied_on() {
     assert_eq!(counts.wrong_heads, 0);
 }
 
-/// Any change of any bit of any completion: told, or harmless; never a panic, never a hang.
+/// Any changed bit of any completion is reported or harmless, and never causes a panic or a hang.
 #[test]
 fn any_bit_of_a_completion_may_be_wrong() {
     for bit in 0..128 {
@@ -291,7 +292,7 @@ fn any_bit_of_a_completion_may_be_wrong() {
         };
         let (fake, drive) = start(Behaviour { lie: Box::new(lie), ..Behaviour::default() }, PAGES, settings(2, 4));
         let mut drive = drive.unwrap();
-        // A command may be done whose completion is told not to be, so that it is tried again, and fails in the end.
+        // A finished command may be reported as failed, so that it is tried again and fails in the end.
         let _ = transfer(&mut drive, Op::Read, Range { lba: 0, blocks: 4000 }, Some(2), Place::File(file(b"")));
         drop(drive);
         assert_eq!(fake.state().complaints, Vec::<String>::new(), "bit {bit}");
@@ -299,7 +300,7 @@ fn any_bit_of_a_completion_may_be_wrong() {
 }
 
 #[test]
-fn controllers_that_cannot_be_driven() {
+fn unsupported_controllers_are_refused() {
     let refused = |behaviour| start(behaviour, PAGES, settings(1, 4)).1.err().unwrap();
     let error = refused(Behaviour { cap: u64::MAX, ..Behaviour::default() });
     assert!(matches!(error, Error::Gone), "{error}");
@@ -321,7 +322,7 @@ fn controllers_that_cannot_be_driven() {
     assert!(drive.err().unwrap().to_string().contains("queues hold 63"));
 }
 
-/// A start that is refused: which namespace and why is said, and to use the kernel's driver.
+/// A refused start names the namespace and the reason, and advises the kernel's driver.
 fn unsupported(behaviour: Behaviour, words: &str) {
     let (fake, drive) = start(behaviour, PAGES, settings(1, 4));
     let error = drive.err().expect(words);
@@ -367,9 +368,10 @@ fn blocks_larger_than_a_command_are_refused() {
     }
 }
 
-/// It does not stop when it is told to: a reset of the function does it; failing that, it is kept from memory.
+/// If disabling does not stop it, a reset of the function does. If that fails too, its access to memory is switched
+/// off.
 #[test]
-fn one_that_does_not_stop() {
+fn a_controller_that_does_not_stop_is_reset_or_kept_from_memory() {
     let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 4));
     fake.state().behaviour.is_stuck = true;
     drive.unwrap().shut_down().unwrap();
@@ -383,9 +385,9 @@ fn one_that_does_not_stop() {
     }
 }
 
-/// The limit of one command: lists that go on in another, and as many as the drive's limit is said to be.
+/// Commands with chained lists, and of exactly the drive's limit.
 #[test]
-fn the_largest_command() {
+fn the_largest_command_moves_all_its_blocks() {
     for (mdts, bytes) in [(1, 2 * PAGE), (10, 4 << 20), (0, 4 << 20), (13, 32 << 20), (63, 4 << 20)] {
         let mut drive = start(Behaviour { mdts, ..Behaviour::default() }, PAGES, settings(1, 4)).1.unwrap();
         assert_eq!(drive.max_transfer(), bytes, "{mdts}");
@@ -400,7 +402,7 @@ fn the_largest_command() {
 
 /// A pipe gets its bytes in order, whatever order they come in.
 #[test]
-fn a_pipe_is_served_in_order() {
+fn a_pipe_gets_its_bytes_in_order() {
     struct Sink(Rc<RefCell<Vec<u8>>>);
     impl Write for Sink {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -424,7 +426,7 @@ fn a_pipe_is_served_in_order() {
 }
 
 #[test]
-fn a_pipe_ends_where_it_ends() {
+fn a_pipe_that_ends_early_is_written_up_to_its_last_whole_block() {
     let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 8));
     let mut drive = drive.unwrap();
     let written = bytes(100 * BLOCK, 4);
@@ -432,7 +434,7 @@ fn a_pipe_ends_where_it_ends() {
     let moved = transfer(&mut drive, Op::Write, ALL, None, Place::Reader(pipe)).unwrap();
     assert_eq!(moved.bytes, 100 * BLOCK as u64);
     assert!(fake.state().disk[..100 * BLOCK] == written);
-    // What is no whole block is not written, and told.
+    // A partial block is not written, and is reported.
     let pipe = Box::new(io::Cursor::new(vec![1; 3 * BLOCK + 1]));
     let error = transfer(&mut drive, Op::Write, ALL, None, Place::Reader(pipe)).unwrap_err();
     assert_eq!(error.to_string(), "the file ends 1 bytes into a block of 512: these are not written");
@@ -442,9 +444,9 @@ fn a_pipe_ends_where_it_ends() {
     assert!(error.to_string().contains("the file: "), "{error}");
 }
 
-/// What comes by a pipe and has no room on the drive is not passed over.
+/// A pipe's bytes beyond the drive's end are reported.
 #[test]
-fn a_pipe_that_has_more_than_the_drive_is_told() {
+fn a_pipe_with_more_bytes_than_the_drive_is_reported() {
     let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 8));
     let mut drive = drive.unwrap();
     let range = Range { lba: BLOCKS as u64 - 3, blocks: 3 };
@@ -469,7 +471,7 @@ impl Read for Failing {
 }
 
 #[test]
-fn the_bench_counts_what_it_did() {
+fn the_bench_counts_its_requests() {
     use crate::bench::{Load, run};
     let (fake, drive) = start(Behaviour::default(), PAGES, settings(2, 16));
     let mut drive = drive.unwrap();

@@ -25,7 +25,7 @@ fn turns(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now:
 }
 
 #[test]
-fn who_negotiates_while_the_server_stops_is_told_so() {
+fn options_are_refused_while_the_server_stops() {
     const SHUTDOWN: u32 = 0x8000_0007;
     let (path, now) = (path(64, 16), Instant::now());
     let limits = TimeLimits { handshake: TEN_S, stall: Some(TEN_S), stop: TEN_S };
@@ -76,7 +76,7 @@ fn who_negotiates_while_the_server_stops_is_told_so() {
 }
 
 #[test]
-fn requests_without_bytes_take_their_part_of_a_turn() {
+fn flush_trim_and_block_status_cost_part_of_a_turn() {
     let path = path(64, 16);
     // Flush, trim, and block status: each makes one call to the disk, or hundreds.
     for (command, len) in [(3, 0), (4, 512), (7, LEN as u32)] {
@@ -112,7 +112,7 @@ fn finish(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now
 
 /// A short read is also a call to the disk, and a durable write is also a flush.
 #[test]
-fn small_requests_take_their_part_of_a_turn() {
+fn small_reads_and_durable_writes_cost_part_of_a_turn() {
     let mut durable = request(WRITE, 512);
     durable[5] = 1;
     for (what, one, count, answer, at_least) in [
@@ -135,7 +135,7 @@ fn small_requests_take_their_part_of_a_turn() {
 /// A client's requests under way are bounded in number and in bytes, and so are its answers. All are answered in the
 /// end.
 #[test]
-fn a_client_has_so_much_under_way_and_no_more() {
+fn a_clients_requests_bytes_and_answers_are_bounded() {
     let answer = |len: usize| 16 + len;
     for (count, len, is_held) in [(1000, 512, true), (20, LEN as usize, true), (3000, 4096, false)] {
         let (path, now) = (path(6000, 16), Instant::now());
@@ -164,7 +164,7 @@ fn a_client_has_so_much_under_way_and_no_more() {
 }
 
 #[test]
-fn who_negotiates_has_a_limit_of_its_own() {
+fn negotiation_has_a_time_limit_of_its_own() {
     let (path, now) = (path(64, 16), Instant::now());
     let second = Duration::from_secs(1);
     let limits = TimeLimits { handshake: second, stall: Some(100 * second), stop: 100 * second };
@@ -192,7 +192,7 @@ fn who_negotiates_has_a_limit_of_its_own() {
 /// Clients that pause in the middle of a header, of a short, a long or a refused write, or with answers that they do
 /// not receive.
 #[test]
-fn a_client_that_pauses_is_kept_unless_there_is_a_limit() {
+fn a_paused_client_stays_connected_without_a_stall_limit() {
     let hour = Duration::from_secs(3600);
     let write = |len: u32, sent: usize| [request(WRITE, len), vec![9; sent]].concat();
     for said in [
@@ -216,7 +216,7 @@ fn a_client_that_pauses_is_kept_unless_there_is_a_limit() {
 
 /// A client that is silent while the server stops may be about to send a request, and is answered for a second.
 #[test]
-fn a_client_that_asks_while_the_server_stops_is_refused_and_one_that_is_silent_is_hung_up_on() {
+fn a_stopping_server_refuses_requests_and_disconnects_silent_clients() {
     const SHUTTING_DOWN: u8 = 108;
     let (path, now) = (path(64, 16), Instant::now());
     let limits = TimeLimits { handshake: TEN_S, stall: None, stop: TEN_S };
@@ -250,7 +250,7 @@ fn a_client_that_asks_while_the_server_stops_is_refused_and_one_that_is_silent_i
 }
 
 #[test]
-fn extents_are_whole_blocks_and_a_block_with_data_is_no_hole() {
+fn extents_are_whole_blocks_and_blocks_with_data_are_no_holes() {
     const BLOCK: u64 = 16 << 10;
     let path = path(64, 16);
     // In the middle of a block, up to the end of a block, across two blocks, and in the volume's last page.
@@ -279,7 +279,7 @@ fn extents_are_whole_blocks_and_a_block_with_data_is_no_hole() {
 }
 
 #[test]
-fn who_is_not_the_first_in_line_takes_nothing() {
+fn a_connection_takes_pages_only_when_it_is_first_in_line() {
     let (path, now) = (path(64, 16), Instant::now());
     let (client, mut connection) = connected(now);
     (&client).write_all(&[negotiation(), request(WRITE, 512), vec![9; 512]].concat()).unwrap();

@@ -10,7 +10,7 @@ fn losing(nth: u64) -> Behaviour {
     Behaviour { fate: Box::new(fate), aborts: true, ..Behaviour::default() }
 }
 
-/// Hands reads of a block in while there is room.
+/// Submits reads of a block while there is room.
 fn fill(drive: &mut Drive<Fake>) {
     while drive.has_room() {
         let buffer = drive.buffer(BLOCK).unwrap();
@@ -19,8 +19,8 @@ fn fill(drive: &mut Drive<Fake>) {
     drive.ring();
 }
 
-/// Keeps the drive busy until its clock shows `end`, then waits for what is out. Each time that something may have come back,
-/// `after` is told how many have. None fails.
+/// Keeps the drive busy until its clock shows `end`, then waits for all requests. After each wait, `after` gets the
+/// number of requests that have come back. None fails.
 fn keep_busy(drive: &mut Drive<Fake>, end: Duration, mut after: impl FnMut(&mut Drive<Fake>, usize)) {
     let mut done = Vec::new();
     loop {
@@ -57,7 +57,7 @@ fn a_lost_command_is_aborted_in_time_while_others_complete() {
     }
 }
 
-/// Those of its own queue, too. An Abort without an answer ends in a reset, in time.
+/// Commands of the same queue, too. An unanswered Abort ends in a reset, in time.
 #[test]
 fn other_commands_complete_while_an_abort_is_unanswered() {
     for (queues, vectors) in [(1, 0), (3, 0), (3, 4)] {
@@ -82,7 +82,7 @@ fn other_commands_complete_while_an_abort_is_unanswered() {
     }
 }
 
-/// Else the Abort would hit the command that has the number next.
+/// Otherwise the Abort would hit the next command with this number.
 #[test]
 fn a_number_that_an_abort_names_is_not_used_again_before_its_answer() {
     let (fake, drive) = start(Behaviour { holds_aborts: true, ..losing(0) }, PAGES, settings(1, 1));
@@ -109,9 +109,9 @@ fn a_number_that_an_abort_names_is_not_used_again_before_its_answer() {
     assert_eq!((aborts, retries, resets, done.len()), (1, 0, 0, 1));
 }
 
-/// Many are lost at once: the fake complains of more Aborts than it said that it takes.
+/// Many are lost at once. The fake complains about more Aborts than its limit.
 #[test]
-fn aborts_are_as_many_at_once_as_the_controller_takes() {
+fn aborts_stay_within_the_controllers_limit() {
     let fate = |nth| if nth < 10 { Fate::Lost } else { Fate::Done };
     let behaviour = Behaviour { fate: Box::new(fate), aborts: true, holds_aborts: true, ..Behaviour::default() };
     let (fake, drive) = start(behaviour, PAGES, settings(2, 8));
