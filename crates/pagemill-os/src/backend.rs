@@ -24,7 +24,7 @@ pub enum Backend {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "no list backend is called that: it is `rseq` or `portable`; set PAGEMILL_BACKEND to one of them, or not at all"
+    "there is no per-CPU list backend of this name; set PAGEMILL_BACKEND to `rseq` or `portable`, or leave it unset"
 )]
 pub struct BackendName;
 

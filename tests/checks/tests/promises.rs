@@ -25,7 +25,10 @@ fn the_backend_is_chosen_by_the_self_test_or_by_name() {
     {
         let (words, status) = backend(&[(variable, OsStr::from_bytes(wrong))]);
         assert_eq!(status, Some(1), "{variable}: {words}");
-        assert!(variable == "PAGEMILL_FAIL" || words.contains("`rseq` or `portable`; set PAGEMILL_BACKEND"), "{words}");
+        assert!(
+            variable == "PAGEMILL_FAIL" || words.contains("set PAGEMILL_BACKEND to `rseq` or `portable`"),
+            "{words}"
+        );
     }
 
     // With glibc's registration turned off, restartable sequences do not work.
