@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::Error;
 use crate::Table;
+use crate::record::Record;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
@@ -30,13 +31,36 @@ const OF_PATHS: [&str; 1] = ["crypt"];
 /// The names that `--only` has for the backends of per-CPU lists.
 const BACKENDS: [&str; 2] = ["rseq", "portable"];
 
-const DEFAULT_TABLES: [&str; 6] = ["batch", "burst", "scatter", "holes", "orders", "mixed"];
+/// The tables that `--details` and `--bars` run without names.
+const DETAILED: [&str; 8] = ["batch", "burst", "scatter", "holes", "orders", "mixed", "churn", "threads"];
+
+/// The tables from which the first screen takes its figures, a few cells of each.
+const FIRST: [&str; 6] = ["batch", "burst", "scatter", "mixed", "churn", "threads"];
+
+/// The rows of the first screen, if none is named.
+const FIRST_ROWS: [&str; 11] = [
+    "pagemill-single",
+    "pagemill-array",
+    "memcpy",
+    "tls-vec",
+    "mutex-vec",
+    "array-queue",
+    "rte-mempool",
+    "glibc",
+    "mimalloc",
+    "jemalloc",
+    "snmalloc",
+];
+
+/// The tables in which Linux's publications have figures, and the rows that have their shape.
+const PUBLISHED: [&str; 5] = ["batch", "burst", "total", "dma", "crypt"];
+const PUBLISHED_ROWS: [&str; 3] = ["pagemill-single", "pagemill-list", "pagemill-array"];
 
 /// Measure Pagemill beside what a program would use today, all in one run.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = HELP)]
 pub struct BenchArgs {
-    /// Only these tables, rows or backends, by the names below.
+    /// These tables in full; these rows or backends alone.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub only: Vec<String>,
 
@@ -48,21 +72,33 @@ pub struct BenchArgs {
     #[arg(long)]
     pub quick: bool,
 
+    /// Eight tables in full; with --only or --all each size too.
+    #[arg(long)]
+    pub details: bool,
+
     /// Every table. Takes minutes, and up to 8 GiB of memory.
     #[arg(long, conflicts_with = "quick")]
     pub all: bool,
 
-    /// Show alloc, free, spread and ratio for every N.
+    /// Judge the figures by the project's own limits.
     #[arg(long)]
-    pub details: bool,
+    pub bars: bool,
 
-    /// One JSON object a line; `-`: to stdout, tables to stderr.
+    /// Linux's published tables, each beside this machine's.
+    #[arg(long, conflicts_with_all = ["details", "all", "bars"])]
+    pub as_published: bool,
+
+    /// One JSON object a line; `-`: to stdout, text to stderr.
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
 
-    /// Draw the curves into an HTML page that needs nothing else.
+    /// Charts and all figures, one page that needs no other.
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+
+    /// The page's first chart alone.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 
     /// Seed of the random orders.
     #[arg(long, value_name = "NUMBER", default_value_t = 20_260_704)]
@@ -70,27 +106,23 @@ pub struct BenchArgs {
 }
 
 const HELP: &str = "\
-Needs no root. Without options it runs `batch`, `burst`, `scatter`, `holes`,
-`orders` and `mixed`, in under 2 minutes. With --all some peers take 8 GiB
-for the pages of scatter-4g.
-Keep the machine otherwise idle: a disturbance shows as a wide min and max.
-PAGEMILL_STATS is not served: who watches reads the counters that the rows
-write, and would be measured with them.
+Without options it shows one screen, within a minute: ns a page for Pagemill,
+the mallocs, pools and a floor, on one processor and on two. A table named in
+--only is shown in full. Needs no root. Keep the machine otherwise idle.
 
 Tables:
   batch       N pages out and back, N = 1 to 128; the list of free pages in
               random order, as a queue leaves it (fifo), in order (best case)
-  burst       N pages out, then N back, N = 1 to 16384; the halves apart; so
+  burst       N pages out, then N back, N = 1 to 16384; each half too
   scatter     16384 pages out, then back in random order
-  scatter-4g  the same over 4 GiB (1048576 pages)
+  scatter-4g  the same over 4 GiB; some peers need 8 GiB for it
   holes       1 to 64 pages leave an array of 64 to 1024 slots, and come back
   orders      blocks of 2 to 512 pages, one and 64 at a time
   mixed       two processors, requests of 1 to 16 pages that end at random,
               a part of them freed by the other thread
-  total       128 KiB to 1 GiB, asked for 1 to 32 pages a call; put back
-              before in random order, or in order
+  total       128 KiB to 1 GiB, asked for 1 to 32 pages a call
   touch       16 MiB of pages written to: fresh, recycled, returned
-  churn       2 MiB frames that survive 100 rounds of 10 % churn at half full
+  churn       2 MiB frames that stay whole when half of the memory is in use
   threads     two processors: own pages; one takes and the other puts back
   mempool     256 pages an operation from a pool with a reserve; waits for it
   dma         8192 small blocks out, then back; one for each of 256 reads
@@ -103,70 +135,133 @@ Rows:
   peers:  mutex-vec, array-queue, buddy-system, glibc, mimalloc, jemalloc,
           snmalloc, and rte-mempool where built with the feature dpdk
 
-Every row first proves that it hands out distinct, aligned pages. Published
-figures stand beside a table, marked, and enter no ratio. bench/README.md says
-how each row is set up.
+bench/README.md says how each row is set up and what each table times.
 
 Examples:
-  pagemill bench                                  the usual tables
-  pagemill bench --quick --vs tls-vec,glibc       a first look
+  pagemill bench --quick                          a first look
+  pagemill bench --html out.html                  the same with charts
   pagemill bench --only batch,pagemill-array --vs glibc
-  pagemill bench --only total,touch --vs none     Pagemill by itself
-  pagemill bench --all --json out.json --html out.html
+  pagemill bench --all --bars --json out.json     everything
   pagemill bench --only burst --json - | jq 'select(.n == 16384)'";
+
+/// What a run reports, beside the bars.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum View {
+    /// One screen.
+    Screen,
+    /// Each table in full.
+    Tables,
+    /// Linux's publications.
+    Published,
+}
 
 /// The tables and rows of a run.
 pub(crate) struct Plan {
     pub(crate) tables: Vec<&'static str>,
     pub(crate) rows: Vec<Row>,
+    pub(crate) view: View,
+    /// Whether the tables are measured only as far as the screen shows them.
+    pub(crate) is_brief: bool,
+    /// Whether tables show the halves, the spread and the ratio of every size, and not of a few.
+    pub(crate) has_every_size: bool,
+}
+
+impl Plan {
+    /// The records that the screen shows, of a run that measured more than these.
+    pub(crate) fn on_screen(&self, records: &[Record], backend: &str) -> Vec<Record> {
+        let is_usual = |record: &&Record| {
+            ["-", backend].contains(&record.backend)
+                && (FIRST_ROWS.contains(&record.name) || record.name == "hand-over")
+        };
+        records.iter().filter(|record| self.is_brief || is_usual(record)).cloned().collect()
+    }
+
+    /// Leaves out the rows on other backends, where only one is shown and this one has rows.
+    pub(crate) fn on_one_backend(&mut self, backend: &str) {
+        let is_ours = |row: &Row| row.kind == Kind::Ours;
+        let shows_one = self.is_brief || self.view == View::Published;
+        if shows_one && self.rows.iter().any(|row| is_ours(row) && row.backend == backend) {
+            self.rows.retain(|row| !is_ours(row) || row.backend == backend);
+        }
+    }
 }
 
 impl BenchArgs {
     /// Chooses tables and rows. A name that is neither is an error.
     pub(crate) fn plan(&self, catalogue: Vec<Row>, more: &[Table]) -> Result<Plan, Error> {
-        let is_table = |name: &str| TABLES.contains(&name);
         let is_here = |name: &str| !OF_PATHS.contains(&name) || more.iter().any(|own| own.name == name);
+        self.check_names(&catalogue, &is_here)?;
+        let asked: Vec<&String> = self.only.iter().filter(|name| is_table(name)).collect();
+        let (view, usual) = match () {
+            () if self.as_published => (View::Published, &PUBLISHED[..]),
+            () if self.all => (View::Tables, &TABLES[..]),
+            () if self.details || !asked.is_empty() => (View::Tables, &DETAILED[..]),
+            () if self.bars => (View::Screen, &DETAILED[..]),
+            () => (View::Screen, &FIRST[..]),
+        };
+        let is_wanted = |table: &&str| match asked.is_empty() {
+            true => usual.contains(table),
+            // `--all` adds the larger size to a table that was asked for by name.
+            false => asked.iter().any(|name| *name == table || (self.all && table.strip_suffix("-4g") == Some(name))),
+        };
+        let is_reported = |table: &&str| view != View::Published || PUBLISHED.contains(table);
+        let tables: Vec<&str> =
+            TABLES.into_iter().filter(|table| is_here(table) && is_wanted(table) && is_reported(table)).collect();
+        let is_brief = view == View::Screen && !self.bars;
+        let rows = self.rows(catalogue, view, is_brief);
+        if rows.is_empty() || tables.is_empty() {
+            return Err(Error::NoRows);
+        }
+        let has_every_size = self.details && (self.all || !asked.is_empty());
+        Ok(Plan { tables, rows, view, is_brief, has_every_size })
+    }
+
+    fn check_names(&self, catalogue: &[Row], is_here: &dyn Fn(&str) -> bool) -> Result<(), Error> {
         if let Some(name) = self.only.iter().find(|name| is_table(name) && !is_here(name)) {
             return Err(Error::NotBuilt { name: name.clone(), feature: "crypt" });
         }
-        let is_backend = |name: &str| BACKENDS.contains(&name);
         for name in &self.only {
             if !is_table(name) && !is_backend(name) && !catalogue.iter().any(|row| row.name == name) {
-                return Err(unknown(name, "--only", &catalogue, |_| true));
+                return Err(unknown(name, "--only", catalogue, |_| true));
             }
         }
         for name in self.vs.iter().filter(|name| *name != "none") {
             if !catalogue.iter().any(|row| row.kind != Kind::Ours && row.name == name) {
-                return Err(unknown(name, "--vs", &catalogue, |row| row.kind != Kind::Ours));
+                return Err(unknown(name, "--vs", catalogue, |row| row.kind != Kind::Ours));
             }
         }
-        let names = |wanted: fn(&str) -> bool| self.only.iter().filter(move |name| wanted(name)).collect::<Vec<_>>();
-        let asked = names(|name| TABLES.contains(&name));
-        let backends = names(|name| BACKENDS.contains(&name));
-        let shown = names(|name| !TABLES.contains(&name) && !BACKENDS.contains(&name));
-        let usual: &[&str] = if self.all { &TABLES } else { &DEFAULT_TABLES };
-        let is_wanted = |table: &&str| match asked.is_empty() {
-            true => usual.contains(table),
-            // `--all` adds the larger size to a table that was asked for by name.
-            false => asked.iter().any(|name| name == table || (self.all && table.strip_suffix("-4g") == Some(name))),
+        Ok(())
+    }
+
+    /// The rows that were asked for; if none is named, those of the report.
+    fn rows(&self, catalogue: Vec<Row>, view: View, is_brief: bool) -> Vec<Row> {
+        let backends: Vec<&String> = self.only.iter().filter(|name| is_backend(name)).collect();
+        let shown: Vec<&String> = self.only.iter().filter(|name| !is_table(name) && !is_backend(name)).collect();
+        let is_usual = |row: &Row| match view {
+            View::Published => PUBLISHED_ROWS.contains(&row.name),
+            _ if is_brief => FIRST_ROWS.contains(&row.name) || self.vs.iter().any(|name| name == row.name),
+            _ => true,
         };
-        let tables = TABLES.into_iter().filter(|table| is_here(table) && is_wanted(table)).collect();
         let is_shown = |row: &Row| {
             let is_backend_wanted =
                 row.kind != Kind::Ours || backends.is_empty() || backends.iter().any(|b| *b == row.backend);
             let is_versus = row.kind == Kind::Ours || self.vs.is_empty() || self.vs.iter().any(|name| name == row.name);
             // Naming rows of Pagemill keeps the rows to compare with, unless some of those are named too.
-            let is_named = shown.is_empty() || shown.iter().any(|name| *name == row.name);
+            let is_named = if shown.is_empty() { is_usual(row) } else { shown.iter().any(|name| *name == row.name) };
             let names_of_kind = |ours: bool| shown.iter().any(|name| name.starts_with("pagemill-") == ours);
             let is_kept = is_named || (row.kind != Kind::Ours && !names_of_kind(false) && !self.vs.is_empty());
             is_backend_wanted && is_versus && is_kept
         };
-        let rows: Vec<Row> = catalogue.into_iter().filter(is_shown).collect();
-        if rows.is_empty() {
-            return Err(Error::NoRows);
-        }
-        Ok(Plan { tables, rows })
+        catalogue.into_iter().filter(is_shown).collect()
     }
+}
+
+fn is_table(name: &str) -> bool {
+    TABLES.contains(&name)
+}
+
+fn is_backend(name: &str) -> bool {
+    BACKENDS.contains(&name)
 }
 
 fn unknown(name: &str, option: &'static str, catalogue: &[Row], is_known: impl Fn(&Row) -> bool) -> Error {
@@ -191,6 +286,10 @@ mod tests {
     fn plan(only: &[&str], vs: &[&str], all: bool) -> Result<Plan, Error> {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         BenchArgs { only: owned(only), vs: owned(vs), all, ..BenchArgs::default() }.plan(catalogue(), &[CRYPT])
+    }
+
+    fn plan_of(args: BenchArgs) -> Plan {
+        args.plan(catalogue(), &[CRYPT]).unwrap()
     }
 
     fn names(plan: &Plan) -> Vec<&'static str> {
@@ -219,23 +318,65 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_the_usual_ones_all_or_those_named() {
-        assert_eq!(plan(&[], &[], false).unwrap().tables, DEFAULT_TABLES);
-        assert_eq!(plan(&[], &[], true).unwrap().tables, TABLES);
-        assert_eq!(plan(&["churn", "batch"], &[], false).unwrap().tables, ["batch", "churn"]);
+    fn tables_are_those_of_the_screen_all_or_those_named() {
+        let screen = plan(&[], &[], false).unwrap();
+        assert_eq!((screen.tables, screen.view, screen.is_brief), (FIRST.to_vec(), View::Screen, true));
+        let all = plan(&[], &[], true).unwrap();
+        assert_eq!((all.tables, all.view, all.is_brief), (TABLES.to_vec(), View::Tables, false));
+        let named = plan(&["churn", "batch"], &[], false).unwrap();
+        assert_eq!((named.tables, named.view), (vec!["batch", "churn"], View::Tables));
         assert_eq!(plan(&["scatter"], &[], true).unwrap().tables, ["scatter", "scatter-4g"]);
-        assert_eq!(plan(&["glibc"], &[], false).unwrap().tables, DEFAULT_TABLES);
+        assert_eq!(plan(&["glibc"], &[], false).unwrap().tables, FIRST, "a row names no table");
+        let details = plan_of(BenchArgs { details: true, ..BenchArgs::default() });
+        assert_eq!((details.tables, details.view, details.has_every_size), (DETAILED.to_vec(), View::Tables, false));
+        let batch = plan_of(BenchArgs { details: true, only: vec!["batch".to_owned()], ..BenchArgs::default() });
+        assert_eq!((batch.tables, batch.has_every_size), (vec!["batch"], true));
+        let bars = plan_of(BenchArgs { bars: true, ..BenchArgs::default() });
+        assert_eq!((bars.tables, bars.view, bars.is_brief), (DETAILED.to_vec(), View::Screen, false));
+    }
+
+    #[test]
+    fn publications_run_their_tables_with_the_rows_of_their_shape() {
+        let mut published = plan_of(BenchArgs { as_published: true, ..BenchArgs::default() });
+        published.on_one_backend("portable");
+        assert_eq!(published.tables, PUBLISHED);
+        assert_eq!(names(&published), PUBLISHED_ROWS);
+        assert!(published.rows.iter().all(|row| row.backend == "portable"));
+        let only = |name: &str| BenchArgs { as_published: true, only: vec![name.to_owned()], ..BenchArgs::default() };
+        assert_eq!(plan_of(only("total")).tables, ["total"]);
+        assert!(matches!(only("churn").plan(catalogue(), &[CRYPT]), Err(Error::NoRows)), "nobody published churn");
     }
 
     #[test]
     fn rows_are_those_named_in_only_and_in_vs() {
-        assert_eq!(plan(&[], &[], false).unwrap().rows.len(), catalogue().len());
+        assert_eq!(plan(&["batch"], &[], false).unwrap().rows.len(), catalogue().len());
         assert_eq!(names(&plan(&["batch", "tls-vec"], &[], false).unwrap()), ["tls-vec"]);
         let versus = plan(&["pagemill-array", "rseq"], &["glibc", "memcpy"], false).unwrap();
         assert_eq!(names(&versus), ["pagemill-array", "memcpy", "glibc"]);
         assert!(versus.rows.iter().all(|row| row.backend != "portable"));
         let alone = plan(&[], &["none"], false).unwrap();
         assert!(alone.rows.iter().all(|row| row.kind == Kind::Ours) && !alone.rows.is_empty());
+    }
+
+    #[test]
+    fn the_screen_has_one_backend_and_its_own_rows_unless_others_are_named() {
+        let mut screen = plan(&[], &[], false).unwrap();
+        screen.on_one_backend("rseq");
+        assert!(screen.rows.iter().all(|row| row.backend != "portable" && FIRST_ROWS.contains(&row.name)));
+        let is_row = |name: &str| catalogue().iter().any(|row| row.name == name);
+        let is_optional = |name: &str| OPTIONAL.iter().any(|(optional, _)| *optional == name);
+        assert!(FIRST_ROWS.iter().all(|name| is_row(name) || is_optional(name)));
+        let mut other = plan(&["portable", "pagemill-list"], &["buddy-system"], false).unwrap();
+        other.on_one_backend("rseq");
+        assert_eq!(names(&other), ["pagemill-list", "buddy-system"]);
+        assert!(other.rows.iter().all(|row| row.backend != "rseq"));
+        let mut bars = plan_of(BenchArgs { bars: true, ..BenchArgs::default() });
+        bars.on_one_backend("rseq");
+        assert!(bars.rows.iter().any(|row| row.backend == "portable"), "some bars are for the other backend");
+        let of = |name, backend| Record { backend, ..crate::record::example("batch", name, Kind::Ours, 1, 1.0) };
+        let records = [of("pagemill-array", "rseq"), of("pagemill-array", "portable"), of("pagemill-list", "rseq")];
+        assert_eq!(bars.on_screen(&records, "rseq"), records[..1], "the screen is the same");
+        assert_eq!(other.on_screen(&records, "rseq"), records, "what was named is shown");
     }
 
     #[test]

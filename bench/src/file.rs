@@ -1,6 +1,7 @@
 //! A file that a report is written to once everything is measured.
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
@@ -18,6 +19,12 @@ impl ReportFile {
             Ok(file) => Ok(ReportFile { path: path.to_owned(), file }),
             Err(error) => Err(Error::Write { path: path.to_owned(), error }),
         }
+    }
+
+    /// Whether both are the same regular file.
+    pub(crate) fn is(&self, other: &ReportFile) -> bool {
+        let id = |file: &File| file.metadata().ok().filter(|data| data.is_file()).map(|data| (data.dev(), data.ino()));
+        id(&self.file).is_some() && id(&self.file) == id(&other.file)
     }
 
     pub(crate) fn write(self, body: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Error> {
@@ -48,6 +55,9 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "the figures of another run");
         ReportFile::open(&path).unwrap().write(|out| out.write_all(b"new")).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        let (again, null) = (ReportFile::open(&path).unwrap(), || ReportFile::open(Path::new("/dev/null")).unwrap());
+        assert!(ReportFile::open(&path).unwrap().is(&again));
+        assert!(!null().is(&again) && !null().is(&null()), "a device takes any number of reports");
         fs::remove_file(&path).unwrap();
         assert!(matches!(ReportFile::open(&path.join("below")), Err(Error::Write { .. })));
         ReportFile::open(Path::new("/dev/null")).unwrap().write(|out| out.write_all(b"new")).unwrap();

@@ -1,233 +1,189 @@
-//! The curves as one HTML file: inline SVG and tables, nothing loaded from anywhere.
+//! The figures as one HTML page: charts, bars and all numbers, nothing loaded from anywhere.
 
-use std::fmt::Write as _;
-
-use plotters::prelude::*;
-
-use crate::Error;
 use crate::bars::Bar;
-use crate::published::Published;
+use crate::chart::{self, Chart, Curve, Screen, color, escape, push};
 use crate::record::Record;
-use crate::report::{DMA_COLUMNS, dma_published_ns};
-use crate::rows::Kind;
+use crate::rows::mixed::{REQUESTS, SENT_PERCENT};
 use crate::stats::short;
-use crate::subject::ListOrder;
-use crate::tables::{dma, total};
+use crate::subject::{HAND_OVER_PAGES, ListOrder};
+use crate::tables::one_thread::LISTED_MOST;
+use crate::tables::{dma, one_thread};
 
-const SIZE: (u32, u32) = (960, 600);
+const PAGE_STYLE: &str = "\
+:root{color-scheme:light dark}
+body{background:var(--bg);color:var(--fg);font:16px/1.5 system-ui,-apple-system,'Segoe UI',sans-serif;
+margin:0 auto;padding:1.5rem 1rem 4rem;max-width:56rem}
+h1{font-size:1.7rem;margin:0} h2{font-size:1.25rem;margin:2.5rem 0 .25rem}
+p{margin:.25rem 0 .75rem;color:var(--soft)} .chart{display:block;width:100%;height:auto} .phone{display:none}
+@media (max-width:640px){.phone{display:block}.desktop{display:none}}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.bars{width:100%} .bars th{text-align:left;white-space:nowrap;color:var(--c);padding-right:.8rem;width:1%}
+.bars td:last-child{text-align:right;white-space:nowrap;padding-left:.8rem;width:1%}
+.bars i{display:block;height:.9rem;min-width:2px;border-radius:2px;background:var(--c)}
+.all{overflow-x:auto;font-size:.85rem} .all td,.all th{padding:.1rem .6rem;text-align:right;white-space:nowrap;
+border-bottom:1px solid var(--grid)} .all td:first-child,.all td:nth-child(2){text-align:left}
+summary{cursor:pointer;margin-top:2.5rem;font-weight:600} pre{overflow-x:auto;font-size:.85rem}
+";
 
-/// One line of a chart: a name, and points of size and nanoseconds.
-struct Curve {
-    name: String,
-    points: Vec<(f64, f64)>,
-    is_dashed: bool,
-}
+const PER_PAGE: &str = "ns a page, out and back (logarithmic)";
 
-/// The whole page.
-pub(crate) fn page(header: &str, records: &[Record], bars: &[Bar], published: &Published) -> Result<String, Error> {
-    let mut html = String::from(
-        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>pagemill bench</title>\n<style>\
-         body{font:14px/1.4 sans-serif;margin:2em auto;max-width:62em;color:#222}\
-         table{border-collapse:collapse;margin:1em 0;font-variant-numeric:tabular-nums}\
-         td,th{padding:.15em .7em;text-align:right;border-bottom:1px solid #ddd}\
-         td:first-child,th:first-child,td:nth-child(2),th:nth-child(2){text-align:left}\
-         svg{width:100%;height:auto}</style>\n<h1>pagemill bench</h1>\n",
+/// The whole page. `bars` is empty where they were not asked for.
+pub(crate) fn page(header: &str, records: &[Record], bars: &[Bar]) -> String {
+    let mut html = format!(
+        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\n<meta name=\"viewport\" \
+         content=\"width=device-width,initial-scale=1\">\n<title>pagemill bench</title>\n<style>\n{}{PAGE_STYLE}</style>\n\
+         <h1>pagemill bench</h1>\n<p>{}</p>\n",
+        chart::style(),
+        escape(header).replace('\n', "<br>\n"),
     );
-    push(&mut html, format_args!("<pre>{}</pre>\n", escape(header)));
-    for (bench, title) in [("batch", "batch: N pages out, then back"), ("burst", "burst: N pages out, then N back")] {
-        let of_order = |order| -> Vec<&Record> {
-            let is_drawn = |r: &&Record| r.bench == bench && r.order.unwrap_or(ListOrder::Random) == order;
-            records.iter().filter(is_drawn).collect()
-        };
-        let (present, best) = (of_order(ListOrder::Random), of_order(ListOrder::InOrder));
-        if present.is_empty() {
-            continue;
-        }
-        push(&mut html, format_args!("<h2>{title}</h2>\n"));
-        html.push_str(&chart("random order, out and back, ns a page", &curves(&present, |r| Some(r.total.median)))?);
-        html.push_str(&chart("the best case, in order, ns a page", &curves(&best, |r| Some(r.total.median)))?);
-        if bench == "burst" {
-            html.push_str(&chart("out alone, ns a page", &curves(&present, |r| Some(r.alloc?.median)))?);
-            html.push_str(&chart("back alone, ns a page", &curves(&present, |r| Some(r.free?.median)))?);
-        }
-        if let Some(table) = published.table(if bench == "batch" { "linux-array-2021" } else { "linux-bulk-2017" }) {
-            let lines: Vec<Curve> = published_curves(table, bench);
-            push(
-                &mut html,
-                format_args!(
-                    "<h3>Published, not of this run ({})</h3><p>{}; {}</p>\n",
-                    escape(&table.unit),
-                    escape(&table.title),
-                    escape(&table.source)
-                ),
-            );
-            html.push_str(&chart("published", &lines)?);
-        }
+    let alone = format!(
+        "Out and back on one processor. Up to {LISTED_MOST} pages come from lists in random order; more are shuffled before \
+         they go back. Dashed: one page a call, and the floor."
+    );
+    section(&mut html, "What a page costs by the pages of a call", &alone, &steady(records));
+    let best = Chart { curves: best_case(records), ..over_pages() };
+    if best.curves.iter().any(|curve| curve.points.len() > 1) {
+        section(&mut html, "The best case: pages go back in their order", "As above, lists in ascending order.", &best);
     }
-    html.push_str(&total_charts(records, published)?);
-    html.push_str(&dma_charts(records, published)?);
-    html.push_str(&numbers(records));
+    two_processors(&mut html, records);
+    whole_frames(&mut html, records);
+    let blocks = Chart {
+        x: "bytes of a block",
+        y: "ns a block, out and back (logarithmic)",
+        units: ("ns", "bytes"),
+        curves: small_blocks(records),
+    };
+    if !blocks.curves.is_empty() {
+        section(&mut html, "Small blocks for devices", "All blocks out one by one or 64 a call, then back.", &blocks);
+    }
     html.push_str(&bar_table(bars));
-    html.push_str("</html>\n");
-    Ok(html)
+    html + &numbers(records) + "</html>\n"
 }
 
-/// Writing into a string cannot fail.
-fn push(html: &mut String, text: std::fmt::Arguments) {
-    let _ = html.write_fmt(text);
+/// The first chart as a file. `place` says where it was measured.
+pub(crate) fn first_chart(records: &[Record], place: &str) -> String {
+    chart::file(&steady(records), "What a page costs: N pages out and back, in random order", place)
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+fn section(html: &mut String, title: &str, text: &str, chart: &Chart) {
+    let [desktop, phone] = [Screen::Desktop, Screen::Phone].map(|screen| chart::inline(chart, screen));
+    push(
+        html,
+        format_args!(
+            "<h2>{}</h2>\n<p>{}</p>\n<div class=\"desktop\">{desktop}</div><div class=\"phone\">{phone}</div>\n",
+            escape(title),
+            escape(text)
+        ),
+    );
 }
 
-fn curves(records: &[&Record], figure: impl Fn(&Record) -> Option<f64>) -> Vec<Curve> {
-    let mut curves: Vec<Curve> = Vec::new();
-    for record in records {
-        let name = match record.kind {
-            Kind::Ours => format!("{} {}", record.name, record.backend),
-            Kind::Floor => format!("{} (floor)", record.name),
-            Kind::Peer => record.name.to_owned(),
-        };
-        // A logarithmic axis has no zero; a floor's free is one.
-        let Some(ns) = figure(record).filter(|&ns| ns >= 0.01) else { continue };
-        let point = (record.n as f64, ns);
-        match curves.iter_mut().find(|curve| curve.name == name) {
-            Some(curve) => curve.points.push(point),
-            None => curves.push(Curve { name, points: vec![point], is_dashed: record.kind != Kind::Ours }),
+fn over_pages() -> Chart<'static> {
+    Chart { x: "pages of a call, N", y: PER_PAGE, units: ("ns", "pages"), curves: Vec::new() }
+}
+
+/// The steady state: few pages from a list in random order, many that were shuffled.
+fn steady(records: &[Record]) -> Chart<'static> {
+    let is_drawn = |r: &Record| match r.bench {
+        "batch" => r.n <= LISTED_MOST && is_order(r, ListOrder::Random),
+        "scatter" => r.n > LISTED_MOST && r.n <= one_thread::SCATTER_PAGES,
+        _ => false,
+    };
+    Chart { curves: curves(records, is_drawn), ..over_pages() }
+}
+
+fn best_case(records: &[Record]) -> Vec<Curve> {
+    curves(records, |record| record.bench == "burst" && is_order(record, ListOrder::InOrder))
+}
+
+fn small_blocks(records: &[Record]) -> Vec<Curve> {
+    curves(records, |record| record.bench == dma::SELF_TEST)
+}
+
+fn is_order(record: &Record, order: ListOrder) -> bool {
+    record.order.is_none_or(|its| its == order)
+}
+
+/// A curve for each row that has a colour, on the backend that comes first.
+fn curves(records: &[Record], is_drawn: impl Fn(&Record) -> bool) -> Vec<Curve> {
+    let mut found: Vec<(usize, &str, Curve)> = Vec::new();
+    for record in records.iter().filter(|record| is_drawn(record)) {
+        let Some(place) = color(record.name) else { continue };
+        let point = (record.n as f64, record.total.median);
+        match found.iter_mut().find(|(_, _, curve)| curve.name == record.name) {
+            Some((_, backend, curve)) if *backend == record.backend => curve.points.push(point),
+            Some(_) => {}
+            None => {
+                let curve = Curve { name: record.name.to_owned(), points: vec![point] };
+                found.push((place, record.backend, curve));
+            }
         }
     }
-    curves
-}
-
-fn published_curves(table: &crate::published::Table, bench: &str) -> Vec<Curve> {
-    let columns: &[&str] = if bench == "batch" { &["list", "array"] } else { &["total single", "total bulk"] };
-    let sizes: Vec<usize> = (0..=14).map(|k| 1 << k).chain([3]).collect();
-    let line = |column: &&str| {
-        let at = |&n: &usize| Some((n as f64, table.at(n, column)?.parse().ok()?));
-        let mut points: Vec<(f64, f64)> = sizes.iter().filter_map(at).collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Curve { name: (*column).to_owned(), points, is_dashed: true }
+    found.sort_by_key(|(place, ..)| *place);
+    let sorted = |mut curve: Curve| {
+        curve.points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        curve
     };
-    columns.iter().map(line).collect()
+    found.into_iter().map(|(_, _, curve)| sorted(curve)).collect()
 }
 
-/// `total` and its published figures, both as nanoseconds a page so that all sizes fit one axis.
-fn total_charts(records: &[Record], published: &Published) -> Result<String, Error> {
-    let part = |bench| {
-        let is_drawn = |r: &&Record| r.bench == bench && r.order.unwrap_or(ListOrder::Random) == ListOrder::Random;
-        let present: Vec<&Record> = records.iter().filter(is_drawn).collect();
-        curves(&present, |record| Some(record.alloc?.median))
-    };
-    let named = |(bench, per_call): &(&'static str, usize)| {
-        part(*bench)
-            .into_iter()
-            .map(|curve| Curve { name: format!("{}, K = {per_call}", curve.name), ..curve })
-            .collect()
-    };
-    let lines: Vec<Curve> = total::PER_CALL.iter().flat_map::<Vec<Curve>, _>(named).collect();
-    if lines.is_empty() {
-        return Ok(String::new());
-    }
-    let mut html = String::from("<h2>total: a total of N pages, put back in random order, K pages a call</h2>\n");
-    html.push_str(&chart("out alone, ns a page", &lines)?);
-    if let Some(table) = published.table("linux-buddy-2013") {
-        let line = |column: String| {
-            let us = |&n: &usize| table.find(&total::published_size(n), &column)?.parse::<f64>().ok();
-            let point = |n: usize| Some((n as f64, us(&n)? * 1000.0 / n as f64));
-            let points = total::sizes().into_iter().filter_map(point).collect();
-            Curve { name: column, points, is_dashed: true }
-        };
-        let columns = total::PER_CALL.iter().map(|(_, per_call)| per_call.to_string());
-        let lines: Vec<Curve> = std::iter::once("before".to_owned()).chain(columns).map(line).collect();
-        let of = format!("{} (here divided by the pages); {}; {}", table.unit, table.title, table.source);
-        push(&mut html, format_args!("<h3>Published, not of this run</h3><p>{}</p>\n", escape(&of)));
-        html.push_str(&chart("published, ns a page", &lines)?);
-    }
-    Ok(html)
+/// Two processors: a program's mix, handing over, and what a thread keeps of its speed.
+fn two_processors(html: &mut String, records: &[Record]) {
+    let at = |bench: &str, n: usize| curves(records, |record| (record.bench, record.n) == (bench, n));
+    let figure = |curve: Curve| curve.points.last().map(|point| (curve.name.clone(), point.1));
+    let of = |bench: &str, n: usize| at(bench, n).into_iter().filter_map(figure).collect::<Vec<_>>();
+    let mixed = format!(
+        "Two threads with {REQUESTS} requests of 1 to 16 pages under way in each, which end at random; {SENT_PERCENT} % are \
+         freed by the other thread. Nanoseconds for a page of both, less is better."
+    );
+    bar_chart(html, "Two processors: mixed use", &mixed, "ns", &of("mixed", REQUESTS));
+    let crossed = format!("One thread takes {HAND_OVER_PAGES} pages at a time, the other frees them. Less is better.");
+    bar_chart(html, "Two processors: hand-over", &crossed, "ns a page", &of("threads-hand-over", HAND_OVER_PAGES));
+    let both = of("threads-own-2", HAND_OVER_PAGES);
+    let kept = of("threads-own-1", HAND_OVER_PAGES).into_iter().filter_map(|(name, one)| {
+        let (_, both) = both.iter().find(|(other, _)| *other == name)?;
+        Some((name, 100.0 * one / both))
+    });
+    let text = "The share of its speed that a thread keeps when the other processor does the same. More is better.";
+    bar_chart(html, "Two processors: own pages, 64 a call", text, "%", &kept.collect::<Vec<_>>());
 }
 
-/// `dma` by the size of a block, and its published figures.
-fn dma_charts(records: &[Record], published: &Published) -> Result<String, Error> {
-    let present: Vec<&Record> = records.iter().filter(|record| record.bench == dma::SELF_TEST).collect();
-    if present.is_empty() {
-        return Ok(String::new());
-    }
-    let mut html = String::from("<h2>dma: small blocks out, then back</h2>\n");
-    let lines = curves(&present, |record| Some(record.total.median));
-    html.push_str(&chart_over("bytes of a block", "out and back, ns a block", &lines)?);
-    if let Some(table) = published.table("dma-pool-2023") {
-        let line = |column: &str| {
-            let at = |shape: &crate::rows::dma::Shape| {
-                Some((shape.bytes as f64, dma_published_ns(published, column, *shape)?))
-            };
-            Curve { name: column.to_owned(), points: dma::SHAPES.iter().filter_map(at).collect(), is_dashed: true }
-        };
-        let of = format!("ns a block; {}; {}", table.title, table.source);
-        push(&mut html, format_args!("<h3>Published, not of this run</h3><p>{}</p>\n", escape(&of)));
-        html.push_str(&chart_over("bytes of a block", "published", &DMA_COLUMNS.map(line))?);
-    }
-    Ok(html)
+fn whole_frames(html: &mut String, records: &[Record]) {
+    let ours = records.iter().filter(|record| record.name == "pagemill-array" && record.ideal_percent.is_some());
+    let first = ours.clone().next().map(|record| record.backend);
+    let figures: Vec<(String, f64)> = ours
+        .filter(|record| Some(record.backend) == first)
+        .map(|record| {
+            (record.bench.trim_start_matches("churn-").replace('-', " "), record.ideal_percent.unwrap_or(0.0))
+        })
+        .collect();
+    let text = "2 MiB frames that are free after 100 rounds in which a random tenth of the pages goes and comes, half of 4 GiB \
+                in use, in percent of what is possible; begun in order, and with a random half. More is better.";
+    bar_chart(html, "Memory stays whole", text, "%", &figures);
 }
 
-/// A chart over numbers of pages.
-fn chart(title: &str, curves: &[Curve]) -> Result<String, Error> {
-    chart_over("N pages", title, curves)
-}
-
-/// A chart with logarithmic axes and its legend, as SVG.
-fn chart_over(over: &str, title: &str, curves: &[Curve]) -> Result<String, Error> {
-    let points = || curves.iter().flat_map(|curve| &curve.points);
-    let (Some(most), Some(low), Some(high)) = (
-        points().map(|point| point.0).max_by(f64::total_cmp),
-        points().map(|point| point.1).min_by(f64::total_cmp),
-        points().map(|point| point.1).max_by(f64::total_cmp),
-    ) else {
-        return Ok(String::new());
-    };
-    let mut svg = String::new();
-    {
-        let drawn = |error: &dyn std::fmt::Display| Error::Drawing(error.to_string());
-        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        root.fill(&WHITE).map_err(|error| drawn(&error))?;
-        let (plot, legend) = root.split_horizontally(SIZE.0 - 250);
-        let mut chart = ChartBuilder::on(&plot)
-            .caption(title, ("sans-serif", 18))
-            .margin(10)
-            .x_label_area_size(30)
-            .y_label_area_size(50)
-            .build_cartesian_2d((1.0..most.max(2.0)).log_scale(), (low * 0.8..high * 1.25).log_scale())
-            .map_err(|error| drawn(&error))?;
-        chart
-            .configure_mesh()
-            .light_line_style(BLACK.mix(0.05))
-            .x_desc(over)
-            .x_label_formatter(&|n| format!("{n:.0}"))
-            .y_label_formatter(&|ns| short(*ns))
-            .draw()
-            .map_err(|error| drawn(&error))?;
-        for (at, curve) in curves.iter().enumerate() {
-            // Hues a golden section apart, dark enough for white: neighbours in the legend differ.
-            let color = HSLColor((at as f64 * 0.618_034).fract(), 0.75, if at % 2 == 0 { 0.35 } else { 0.5 });
-            let style = color.stroke_width(if curve.is_dashed { 1 } else { 2 });
-            chart.draw_series(LineSeries::new(curve.points.iter().copied(), style)).map_err(|error| drawn(&error))?;
-            let dots = curve.points.iter().map(|&point| Circle::new(point, 2, color.filled()));
-            chart.draw_series(dots).map_err(|error| drawn(&error))?;
-            let y = 30 + 20 * at as i32;
-            legend.draw(&Rectangle::new([(5, y), (25, y + 3)], color.filled())).map_err(|error| drawn(&error))?;
-            legend
-                .draw(&Text::new(curve.name.clone(), (32, y - 5), ("sans-serif", 13)))
-                .map_err(|error| drawn(&error))?;
-        }
-        root.present().map_err(|error| drawn(&error))?;
+/// Bars from zero, each with its figure; nothing without figures.
+fn bar_chart(html: &mut String, title: &str, text: &str, unit: &str, figures: &[(String, f64)]) {
+    let Some(most) = figures.iter().map(|figure| figure.1).max_by(f64::total_cmp) else { return };
+    push(html, format_args!("<h2>{}</h2>\n<p>{}</p>\n<table class=\"bars\">\n", escape(title), escape(text)));
+    for (name, figure) in figures {
+        push(
+            html,
+            format_args!(
+                "<tr class=\"s{}\"><th>{}<td><i style=\"width:{:.1}%\"></i><td>{} {unit}</tr>\n",
+                color(name).unwrap_or(0),
+                escape(name),
+                100.0 * figure / most,
+                if unit == "%" { format!("{figure:.0}") } else { short(*figure) },
+            ),
+        );
     }
-    Ok(svg)
+    html.push_str("</table>\n");
 }
 
 fn numbers(records: &[Record]) -> String {
     let mut html = String::from(
-        "<h2>All figures of this run</h2>\n<table><tr><th>bench<th>impl<th>backend<th>N<th>order<th>alloc ns<th>free ns\
-         <th>total ns<th>min<th>max<th>rounds<th>% of ideal</tr>\n",
+        "<details><summary>All figures of this run</summary>\n<div class=\"all\"><table><tr><th>bench<th>impl<th>backend\
+         <th>N<th>order<th>alloc ns<th>free ns<th>total ns<th>min<th>max<th>rounds<th>% of ideal</tr>\n",
     );
     let half = |spread: Option<crate::stats::Spread>| spread.map_or(String::new(), |s| short(s.median));
     for record in records {
@@ -236,7 +192,7 @@ fn numbers(records: &[Record]) -> String {
             format_args!(
                 "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>\n",
                 record.bench,
-                record.name,
+                escape(record.name),
                 record.backend,
                 record.n,
                 record.order.map_or("", ListOrder::label),
@@ -250,7 +206,7 @@ fn numbers(records: &[Record]) -> String {
             ),
         );
     }
-    html + "</table>\n"
+    html + "</table></div></details>\n"
 }
 
 fn bar_table(bars: &[Bar]) -> String {
@@ -267,53 +223,82 @@ fn bar_table(bars: &[Bar]) -> String {
 mod tests {
     use super::*;
     use crate::record::example as record;
+    use crate::rows::Kind;
+    use pagemill_harness::bars::bar;
 
-    #[test]
-    fn a_page_draws_each_row_once_and_loads_nothing() {
-        let mut records = vec![
-            record("batch", "pagemill-list", Kind::Ours, 1, 4.0),
-            record("batch", "pagemill-list", Kind::Ours, 128, 0.4),
-            record("batch", "glibc", Kind::Peer, 1, 44.0),
-        ];
-        records[2].alloc = None;
-        let mut best = record("batch", "pagemill-list", Kind::Ours, 1, 2.0);
-        (best.order, records[0].order) = (Some(ListOrder::InOrder), Some(ListOrder::Random));
-        records.push(best);
-        let html = page("CPU <x> & y", &records, &[], &Published::load().unwrap()).unwrap();
-        assert_eq!(html.matches("<svg").count(), 3, "measured, the best case, and published");
-        assert_eq!(html.matches("pagemill-list rseq").count(), 2, "one legend entry in each");
-        assert!(html.contains("CPU &lt;x&gt; &amp; y"));
-        assert!(html.contains("Published, not of this run"));
-        assert!(!html.contains("src=") && !html.contains("href="));
-    }
+    const ROWS: [(&str, Kind); 4] = [
+        ("pagemill-array", Kind::Ours),
+        ("pagemill-single", Kind::Ours),
+        ("glibc", Kind::Peer),
+        ("tls-vec", Kind::Floor),
+    ];
 
-    #[test]
-    fn a_total_has_a_curve_for_each_number_a_call_beside_linux() {
+    fn everything() -> Vec<Record> {
         let mut records = Vec::new();
-        for (bench, _) in total::PER_CALL {
-            let mut taken = record(bench, "pagemill-array", Kind::Ours, 32, 4.0);
-            taken.alloc = crate::stats::Spread::of(&[2.0]);
-            records.push(taken);
+        for (name, kind) in ROWS {
+            for (bench, n, ns) in [
+                ("batch", 1, 4.0),
+                ("batch", 64, 0.5),
+                ("scatter", 16384, 8.0),
+                ("mixed", REQUESTS, 3.0),
+                ("threads-hand-over", 64, 2.0),
+                ("threads-own-1", 64, 1.0),
+                ("threads-own-2", 64, 1.25),
+            ] {
+                records.push(record(bench, name, kind, n, ns));
+            }
         }
-        let html = page("", &records, &[], &Published::load().unwrap()).unwrap();
-        assert_eq!(html.matches("<svg").count(), 2, "measured and published");
-        assert_eq!(html.matches("pagemill-array rseq, K = 16").count(), 1);
-        assert!(html.contains(">\nbefore\n<"), "the kernel before");
+        let whole = record("churn-random-half", "pagemill-array", Kind::Ours, 1 << 20, 20.0);
+        records.push(Record { ideal_percent: Some(96.4), ..whole });
+        records
     }
 
     #[test]
-    fn blocks_have_a_curve_over_their_size_beside_linux() {
+    fn a_page_has_every_series_in_each_chart_and_loads_nothing() {
+        let html = page("CPU <x> & y", &everything(), &[]);
+        for (name, _) in ROWS {
+            assert_eq!(html.matches(&format!(">{name} 8.00<")).count(), 1, "the label of {name}");
+            assert!(html.contains(&format!(">{name}: 0.50 ns, 64 pages<")), "{name}");
+            assert_eq!(html.matches(&format!("<th>{name}<td>")).count(), 3, "bars of {name}");
+        }
+        assert!(html.contains(">80 %<") && html.contains(">96 %<"), "{html}");
+        assert_eq!(html.matches("<svg").count(), 2, "one chart for desktops and for phones");
+        assert!(html.contains("CPU &lt;x&gt; &amp; y"));
+        assert!(!html.contains("src=") && !html.contains("href=") && !html.contains("<script"));
+        assert!(!html.contains("<h2>Bars"));
+    }
+
+    #[test]
+    fn the_chart_has_the_steady_state_and_the_best_case_a_chart_of_its_own() {
+        let mut records = everything();
+        for n in [1, 64] {
+            let best = record("burst", "pagemill-array", Kind::Ours, n, 0.25);
+            records.push(Record { order: Some(ListOrder::InOrder), ..best });
+        }
+        let other = Record { backend: "portable", ..record("batch", "pagemill-array", Kind::Ours, 64, 9.0) };
+        let in_order = record("batch", "pagemill-array", Kind::Ours, 64, 0.125);
+        records.extend([other, Record { order: Some(ListOrder::InOrder), ..in_order }]);
+        let steady = steady(&records).curves;
+        assert_eq!(
+            steady[0],
+            Curve { name: "pagemill-array".into(), points: vec![(1.0, 4.0), (64.0, 0.5), (16384.0, 8.0)] }
+        );
+        let html = page("", &records, &[]);
+        assert!(html.contains("The best case") && html.matches("<svg").count() == 4, "{html}");
+        let svg = first_chart(&records, "here & now");
+        assert!(
+            svg.starts_with("<svg xmlns=") && svg.contains("here &amp; now") && svg.contains(">glibc 8.00<"),
+            "{svg}"
+        );
+    }
+
+    #[test]
+    fn bars_and_small_blocks_are_there_when_they_were_measured() {
         let of = |name, kind| dma::SHAPES.map(|shape| record(dma::SELF_TEST, name, kind, shape.bytes, 4.0));
         let records = [of("dma-single", Kind::Ours), of("tls-vec", Kind::Floor)].concat();
-        let html = page("", &records, &[], &Published::load().unwrap()).unwrap();
-        assert_eq!(html.matches("<svg").count(), 2, "measured and published");
-        assert_eq!(html.matches("bytes of a block").count(), 2);
-        assert!(html.contains("tls-vec (floor)") && html.contains("one stack"), "{html}");
-    }
-
-    #[test]
-    fn nothing_measured_draws_nothing() {
-        assert_eq!(chart("empty", &[]).unwrap(), "");
-        assert!(page("", &[], &[], &Published::load().unwrap()).is_ok());
+        let html = page("", &records, &[bar("1 page", Some(9.0), None, None).unwrap()]);
+        assert!(html.contains("bytes of a block") && html.contains(">dma-single 4.00<"), "{html}");
+        assert!(html.contains("<h2>Bars</h2>") && html.contains("9.00"));
+        assert!(page("", &[], &[]).contains("nothing was measured"));
     }
 }

@@ -1,14 +1,16 @@
 //! `pagemill bench`: measures Pagemill beside what a program would use today.
 //!
 //! Where to read: [`BenchArgs`] has the options. `rows` is the catalogue of what is measured; `subject` says what a row
-//! must do, and has the timed loops. `tables` runs these loops, the rows taking turns in one run. `report` and `html`
-//! show the figures, and `bars` judges them. `file` is a file that a report goes to. What every table shares is in
+//! must do, and has the timed loops. `tables` runs these loops, the rows taking turns in one run. `report` shows the
+//! figures as text: `report/screen.rs` is what a run without options prints. `html` is the page, `chart` draws its
+//! curves, and `bars` judges the figures. `file` is a file that a report goes to. What every table shares is in
 //! `pagemill-harness`. `bench/README.md` says what each table times and how each peer is set up.
 //!
 //! Nothing depends on this crate but the program.
 
 mod args;
 mod bars;
+mod chart;
 mod file;
 mod html;
 mod report;
@@ -17,7 +19,7 @@ mod subject;
 mod tables;
 
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -26,6 +28,7 @@ pub use pagemill_harness::{Error, Table};
 
 use pagemill_harness::{machine, published, record, stats};
 
+use args::{Plan, View};
 use file::ReportFile;
 use machine::Machine;
 use pagemill_harness::report::{disturbance, wrap};
@@ -40,12 +43,11 @@ use tables::{Effort, Run, churn, dma, holes, mempool, mixed, one_thread, orders,
 /// An unknown name, a row that hands out wrong pages, a server that fails, a signal, a file that can't be written. It
 /// is no error when the reader closes standard output early.
 pub fn run(args: &BenchArgs, program: &Path, more: &[Table]) -> Result<(), Error> {
-    let plan = args.plan(rows::catalogue(), more)?;
+    let mut plan = args.plan(rows::catalogue(), more)?;
     let published = Published::load()?;
     let is_json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
     let mut text = Text::new(is_json_on_stdout);
-    let html_file = args.html.as_deref().map(ReportFile::open).transpose()?;
-    let json_file = args.json.as_deref().filter(|_| !is_json_on_stdout).map(ReportFile::open).transpose()?;
+    let files = Files::open(args, is_json_on_stdout)?;
 
     let machine = Machine::here();
     let cpu = machine.main_cpu();
@@ -53,8 +55,13 @@ pub fn run(args: &BenchArgs, program: &Path, more: &[Table]) -> Result<(), Error
     let effort = if args.quick { Effort::QUICK } else { Effort::FULL };
     let clock_ns = machine::clock_overhead_ns();
     let backend = rows::default_backend().map_err(|why| Error::NoAllocator(why.to_string()))?;
-    let header = report::header(&machine, backend, clock_ns, effort.rounds, args.seed);
+    plan.on_one_backend(backend);
+    let header = report::header(&machine, backend, effort.rounds);
     text.write(|out| writeln!(out, "{header}"))?;
+    if plan.view == View::Tables {
+        let seed = args.seed;
+        text.write(|out| writeln!(out, "clock {clock_ns:.0} ns, subtracted where it is inside; seed {seed}"))?;
+    }
 
     let run = pagemill_harness::Run {
         machine: &machine,
@@ -68,59 +75,108 @@ pub fn run(args: &BenchArgs, program: &Path, more: &[Table]) -> Result<(), Error
         rounds: Default::default(),
         absent: Vec::new(),
     };
-    let mut run = Run { run, rows: &plan.rows };
-    let mut records: Vec<Record> = Vec::new();
-    let measured = plan.tables.iter().try_for_each(|&table| {
-        let own = more.iter().find(|own| own.name == table);
-        let new = match own {
-            Some(own) => (own.measure)(&mut run)?,
-            None => measure(&mut run, table)?,
-        };
-        // Both sizes of `scatter` are shown as one table.
-        let name = table.trim_end_matches("-4g");
-        let absent = std::mem::take(&mut run.absent);
-        run.progress.suspend(|| {
-            text.write(|out| {
+    let mut run = Run { run, rows: &plan.rows, is_brief: plan.is_brief };
+    let measured = measure_all(&mut run, &plan, more, |run, table, new| {
+        if plan.view == View::Tables {
+            let absent = std::mem::take(&mut run.absent);
+            let own = more.iter().find(|own| own.name == table);
+            let show = |out: &mut dyn Write| {
                 match own {
-                    Some(own) => (own.report)(out, &new, &published)?,
-                    None => report::table(out, name, &new, &published, args.details)?,
+                    Some(own) => (own.report)(out, new, &published)?,
+                    // Both sizes of `scatter` are shown as one table.
+                    None => report::table(out, table.trim_end_matches("-4g"), new, &published, plan.has_every_size)?,
                 }
                 absent.iter().try_for_each(|note| writeln!(out, "{}", wrap(&format!("absent: {note}"))))
-            })
-        })?;
-        records.extend(new);
+            };
+            return run.progress.suspend(|| text.write(show));
+        }
         Ok(())
     });
     run.progress.finish_and_clear();
     // The caller may run on every processor again.
     let _ = machine::pin_to_all(&machine.allowed);
-    measured?;
+    let records = measured?;
     if records.is_empty() {
         return Err(Error::NoRows);
     }
 
     let bits = rows::bits_per_frame();
-    let own = more.iter().flat_map(|table| (table.bars)(&records)).collect();
-    let bars = bars::judge(&records, own, bits.as_ref().ok().copied());
+    let own = more.iter().flat_map(|table| (table.bars)(&records));
+    let bars = args.bars.then(|| bars::judge(&records, own.collect(), bits.as_ref().ok().copied()));
     text.write(|out| {
-        pagemill_harness::bars::write(out, &bars)?;
-        if let Err(why) = &bits {
-            writeln!(out, "{}", wrap(&format!("absent: bits a frame: {why}")))?;
+        match plan.view {
+            View::Screen => report::screen(out, &plan.on_screen(&records, backend), &run.absent, &run.rounds)?,
+            View::Tables => writeln!(out, "\n{}", report::footer(&published))?,
+            View::Published => report::as_published(out, &records, &run.absent, &published)?,
         }
-        disturbance(out, &run.rounds)?;
-        writeln!(out, "\n{}", report::footer(&published))
+        if let Some(bars) = &bars {
+            pagemill_harness::bars::write(out, bars)?;
+            if let Err(why) = &bits {
+                writeln!(out, "{}", wrap(&format!("absent: bits a frame: {why}")))?;
+            }
+        }
+        if plan.view == View::Screen { Ok(()) } else { disturbance(out, &run.rounds) }
     })?;
-    if let Some(file) = json_file {
-        file.write(|out| record::write_json(out, &records, &machine))?;
-    }
     if is_json_on_stdout {
         quiet_pipe(false, record::write_json(&mut io::stdout().lock(), &records, &machine))?;
     }
-    if let Some(file) = html_file {
-        let page = html::page(&header, &records, &bars, &published)?;
-        file.write(|out| out.write_all(page.as_bytes()))?;
+    files.write(&header, &records, bars.as_deref().unwrap_or_default(), &machine)
+}
+
+/// The files of a run, each if it was asked for.
+struct Files {
+    json: Option<ReportFile>,
+    html: Option<ReportFile>,
+    svg: Option<ReportFile>,
+}
+
+impl Files {
+    fn open(args: &BenchArgs, is_json_on_stdout: bool) -> Result<Files, Error> {
+        let is_dash = |path: &Option<PathBuf>| path.as_deref() == Some(Path::new("-"));
+        if is_dash(&args.html) || is_dash(&args.svg) {
+            return Err(Error::Outputs("--html and --svg take the name of a file, not `-`"));
+        }
+        let open = |path: &Option<PathBuf>| path.as_deref().map(ReportFile::open).transpose();
+        let json = if is_json_on_stdout { None } else { open(&args.json)? };
+        let files = Files { json, html: open(&args.html)?, svg: open(&args.svg)? };
+        let all: Vec<&ReportFile> = [&files.json, &files.html, &files.svg].into_iter().flatten().collect();
+        if all.iter().enumerate().any(|(at, file)| all[..at].iter().any(|other| file.is(other))) {
+            return Err(Error::Outputs("--json, --html and --svg name the same file; give each its own"));
+        }
+        Ok(files)
     }
-    Ok(())
+
+    fn write(self, header: &str, records: &[Record], bars: &[bars::Bar], machine: &Machine) -> Result<(), Error> {
+        if let Some(file) = self.json {
+            file.write(|out| record::write_json(out, records, machine))?;
+        }
+        if let Some(file) = self.html {
+            file.write(|out| out.write_all(html::page(header, records, bars).as_bytes()))?;
+        }
+        if let Some(file) = self.svg {
+            file.write(|out| out.write_all(html::first_chart(records, &report::place(machine)).as_bytes()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Measures the tables in their order. `seen` is called with the records of each.
+fn measure_all(
+    run: &mut Run,
+    plan: &Plan,
+    more: &[Table],
+    mut seen: impl FnMut(&mut Run, &str, &[Record]) -> Result<(), Error>,
+) -> Result<Vec<Record>, Error> {
+    let mut records = Vec::new();
+    for &table in &plan.tables {
+        let new = match more.iter().find(|own| own.name == table) {
+            Some(own) => (own.measure)(run)?,
+            None => measure(run, table)?,
+        };
+        seen(run, table, &new)?;
+        records.extend(new);
+    }
+    Ok(records)
 }
 
 fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
@@ -142,21 +198,25 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
 }
 
 /// A progress bar on standard error, if that is a terminal.
-fn progress(plan: &args::Plan, more: &[Table]) -> ProgressBar {
+fn progress(plan: &Plan, more: &[Table]) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let steps = |table: &&str| match *table {
-        "batch" => one_thread::BATCH_SIZES.len(),
-        "burst" => one_thread::burst_sizes().len(),
-        "scatter" | "touch" | "mempool" | "mixed" => 1,
+        "batch" => one_thread::batch_sizes(plan.is_brief).len(),
+        "burst" => one_thread::burst_sizes(plan.is_brief).len(),
+        "scatter" => one_thread::scatter_sizes(plan.is_brief).len(),
+        "touch" | "mempool" | "mixed" => 1,
         "dma" => dma::STEPS,
         "holes" => holes::SLOTS.len(),
         "orders" => orders::ORDERS.len(),
         "total" => total::sizes().len(),
         "scatter-4g" => plan.rows.len(),
         "churn" => churn::steps(&plan.rows),
-        other => more.iter().find(|own| own.name == other).map_or(threads::OWN_SIZES.len() + 1, |own| own.steps),
+        other => more
+            .iter()
+            .find(|own| own.name == other)
+            .map_or(threads::own_sizes(plan.is_brief).len() + 1, |own| own.steps),
     };
     let bar = ProgressBar::new(plan.tables.iter().map(steps).sum::<usize>() as u64);
     if let Ok(style) = ProgressStyle::with_template("[{elapsed}] {wide_bar} {pos}/{len} {msg}") {

@@ -1,16 +1,19 @@
 //! The tables as text, within 80 columns where their contents allow.
 
 mod dma;
+mod publications;
+mod screen;
 mod shapes;
 
 use std::io::{self, Write};
 
-pub(crate) use dma::{PUBLISHED_COLUMNS as DMA_COLUMNS, published_ns as dma_published_ns};
+pub(crate) use publications::as_published;
+pub(crate) use screen::screen;
 
 use comfy_table::Table;
 pub(crate) use pagemill_harness::report::{align, credit, plain, wrap};
 
-use crate::machine::Machine;
+use crate::machine::{Machine, today};
 use crate::published::Published;
 use crate::record::Record;
 use crate::rows::Kind;
@@ -24,18 +27,17 @@ use crate::tables::one_thread::{BATCH_SIZES, SCATTER_PAGES, SCATTER_WIDE_PAGES};
 use crate::tables::total;
 use crate::tables::touch::TOUCH_PAGES;
 
-/// The report's first lines: the machine and the build.
-pub(crate) fn header(machine: &Machine, backend: &str, clock_ns: f64, rounds: usize, seed: u64) -> String {
-    let detection = if machine.has_full_states { "FULL STATES" } else { "misuse detection on" };
-    format!(
-        "{}; {}; processor {} of {}\n{}; {detection}; default backend {backend}\n{rounds} rounds, rows taking turns; \
-         clock {clock_ns:.0} ns, subtracted where inside; seed {seed}",
-        machine.cpu,
-        machine.kernel,
-        machine.main_cpu(),
-        machine.allowed.len(),
-        machine.build,
-    )
+/// Where and when: the processor, the system, today.
+pub(crate) fn place(machine: &Machine) -> String {
+    let (cpus, plural) = (machine.allowed.len(), if machine.allowed.len() == 1 { "" } else { "s" });
+    format!("{}; {}; {cpus} processor{plural}; {}", machine.cpu, machine.kernel, today())
+}
+
+/// The report's first lines: the machine, the build, the rounds.
+pub(crate) fn header(machine: &Machine, backend: &str, rounds: usize) -> String {
+    let states = if machine.has_full_states { "; FULL STATES" } else { "" };
+    let how = format!("{}; backend {backend}{states}; medians of {rounds} rounds in turns", machine.build);
+    [place(machine), how].map(|line| wrap(&line)).join("\n")
 }
 
 /// Writes the report of one table: its figures, and published figures beside them.
@@ -53,7 +55,7 @@ pub(crate) fn table(
         "holes" => shapes::holes(out, records),
         "orders" => shapes::orders(out, records),
         "mixed" => mixed(out, records, published),
-        "total" => total(out, records, published),
+        "total" => total(out, records),
         "touch" => touch(out, records, published),
         "mempool" => mempool(out, records),
         "dma" => dma::dma(out, records, published),
@@ -64,12 +66,9 @@ pub(crate) fn table(
 
 fn batch(out: &mut dyn Write, records: &[Record], published: &Published, has_details: bool) -> io::Result<()> {
     writeln!(out, "\nbatch: N pages out, then back; ns a page, both together, medians")?;
-    let extra = linux_lines(published, "linux-array-2021", &BATCH_SIZES, &["list", "array"]);
-    writeln!(out, "{}", matrix(&of_order(records, Random), Random, &BATCH_SIZES, extra).trim_fmt())?;
-    credit(out, published, "linux-array-2021")?;
-    other_orders(records).try_for_each(|(order, records)| {
-        writeln!(out, "\n{}", matrix(&records, order, &BATCH_SIZES, Vec::new()).trim_fmt())
-    })?;
+    writeln!(out, "{}", matrix(&of_order(records, Random), Random, &BATCH_SIZES).trim_fmt())?;
+    other_orders(records)
+        .try_for_each(|(order, records)| writeln!(out, "\n{}", matrix(&records, order, &BATCH_SIZES).trim_fmt()))?;
     let sizes = if has_details { &BATCH_SIZES[..] } else { &[1, 64] };
     details(out, "batch", sizes, records, published, has_details)
 }
@@ -87,13 +86,11 @@ fn burst(out: &mut dyn Write, records: &[Record], published: &Published, has_det
     writeln!(out, "\nburst: N pages out, then N back; ns a page, both together, medians")?;
     let random = of_order(records, Random);
     for part in halves(&sizes_of(&random)) {
-        let extra = linux_lines(published, "linux-bulk-2017", &part, &["total single", "total bulk"]);
-        writeln!(out, "{}", matrix(&random, Random, &part, extra).trim_fmt())?;
+        writeln!(out, "{}", matrix(&random, Random, &part).trim_fmt())?;
     }
-    credit(out, published, "linux-bulk-2017")?;
     for (order, records) in other_orders(records) {
         for part in halves(&sizes_of(&records)) {
-            writeln!(out, "\n{}", matrix(&records, order, &part, Vec::new()).trim_fmt())?;
+            writeln!(out, "\n{}", matrix(&records, order, &part).trim_fmt())?;
         }
     }
     let is_detailed = |n: &usize| has_details || [64, 1024, 16384].contains(n);
@@ -184,22 +181,17 @@ fn mempool(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     writeln!(out, "{}", wrap(&line))
 }
 
-/// Microseconds for a total: the single path, the array form by pages a call, and Linux below each size.
-fn total(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
+/// Microseconds for a total: the single path, and the array form by pages a call.
+fn total(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     let backend = records.first().map_or("no row", |record| record.backend);
     writeln!(out, "\ntotal: us to take all of it, K pages a call; medians; {backend}")?;
     writeln!(out, "array form but for `single`; back: all of it in one call, not in the others;")?;
     writeln!(out, "put back in random order before, or in order: the best case")?;
-    for order in total::ORDERS.into_iter().filter(|order| records.iter().any(|record| record.order == Some(*order))) {
-        total_of_order(out, records, published, order)?;
-    }
-    writeln!(out, "{}", wrap("* in the column `single`: the kernel before that change"))?;
-    credit(out, published, "linux-buddy-2013")
+    let is_present = |order: &ListOrder| records.iter().any(|record| record.order == Some(*order));
+    total::ORDERS.into_iter().filter(is_present).try_for_each(|order| total_of_order(out, records, order))
 }
 
-/// One order. The first has Linux's figures below each size.
-fn total_of_order(out: &mut dyn Write, records: &[Record], published: &Published, order: ListOrder) -> io::Result<()> {
-    let linux = published.table("linux-buddy-2013").filter(|_| order == total::ORDERS[0]);
+fn total_of_order(out: &mut dyn Write, records: &[Record], order: ListOrder) -> io::Result<()> {
     let title = if order == Random { "random" } else { "in order" };
     let mut titles = vec![title.to_owned(), "single".to_owned()];
     titles.extend(total::PER_CALL.iter().map(|(_, per_call)| format!("K = {per_call}")));
@@ -218,12 +210,6 @@ fn total_of_order(out: &mut dyn Write, records: &[Record], published: &Published
         line.push(gain.map_or_else(missing, |(one, sixteen)| short(one / sixteen)));
         line.push(us(find("total-16", "pagemill-array").and_then(|record| record.free).map(|spread| spread.median)));
         table.add_row(line);
-        if let Some(linux) = linux {
-            let shown = |column: &str| linux.find(&size, column).unwrap_or_default();
-            let mut line = vec!["  * Linux".to_owned(), shown("before")];
-            line.extend(total::PER_CALL.iter().map(|(_, per_call)| shown(&per_call.to_string())));
-            table.add_row(line);
-        }
     }
     align(&mut table, 1);
     writeln!(out, "{}", table.trim_fmt())
@@ -385,8 +371,8 @@ pub(crate) fn best_peer<'a>(records: impl Iterator<Item = &'a Record>) -> Option
     records.filter(|record| record.kind == Kind::Peer).min_by(|a, b| a.total.median.total_cmp(&b.total.median))
 }
 
-/// Medians of all rows against sizes; then the best peer, and Pagemill's best against it; then `extra` lines.
-fn matrix(records: &[Record], order: ListOrder, sizes: &[usize], extra: Vec<Vec<String>>) -> Table {
+/// Medians of all rows against sizes; then the best peer, and Pagemill's best against it.
+fn matrix(records: &[Record], order: ListOrder, sizes: &[usize]) -> Table {
     let title = match order {
         Random => "random order",
         ListOrder::Fifo => "fifo order",
@@ -424,22 +410,8 @@ fn matrix(records: &[Record], order: ListOrder, sizes: &[usize], extra: Vec<Vec<
         ratio.extend(sizes.iter().zip(&peers).map(|(&n, peer)| shown(best_ours(n).zip(*peer).map(|(a, b)| a / b))));
         table.add_row(ratio);
     }
-    for line in extra {
-        table.add_row(line);
-    }
     align(&mut table, 2);
     table
-}
-
-/// Lines of a published table for the sizes shown, marked as published.
-fn linux_lines(published: &Published, id: &str, sizes: &[usize], columns: &[&str]) -> Vec<Vec<String>> {
-    let Some(table) = published.table(id) else { return Vec::new() };
-    let line = |column: &&str| {
-        let mut line = vec![format!("* {}", column), "Linux*".to_owned()];
-        line.extend(sizes.iter().map(|&n| table.at(n, column).unwrap_or_default()));
-        line
-    };
-    columns.iter().map(line).collect()
 }
 
 /// Names the source of the column `quoted`.
@@ -476,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_table_shows_medians_ratio_and_marked_published_figures_in_80_columns() {
+    fn a_batch_table_shows_medians_and_ratio_in_80_columns() {
         let lines = lines_of("batch", &sample());
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
         let row = |start: &str| {
@@ -490,8 +462,6 @@ mod tests {
         );
         assert_eq!(row("= best peer")[10], "1.00");
         assert_eq!(row("= pagemill / it")[11], "0.50");
-        assert_eq!(row("* array")[10], "30.6");
-        assert!(lines.iter().any(|line| line.starts_with("* published, not of this run")));
         let detail = lines.iter().rev().find(|line| line.starts_with("glibc")).unwrap();
         assert_eq!(
             detail.split_whitespace().collect::<Vec<_>>(),
@@ -516,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_total_stands_in_microseconds_with_linux_below_it() {
+    fn a_total_stands_in_microseconds() {
         let halves = |bench, name, out, back| {
             let mut record = record(bench, name, Kind::Ours, 1024, 100.0);
             (record.alloc, record.free) = (crate::stats::Spread::of(&[out]), crate::stats::Spread::of(&[back]));
@@ -534,8 +504,6 @@ mod tests {
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let shown = ["4", "MiB", "8.19", "9.22", "n/a", "n/a", "n/a", "3.07", "n/a", "3.00", "2.05"];
         assert_eq!(words(&lines[at]), shown);
-        assert_eq!(words(&lines[at + 1]), ["*", "Linux", "226", "213", "182", "201", "227", "150", "154"]);
-        assert!(lines.iter().any(|line| line.contains("not of this run")));
     }
 
     #[test]

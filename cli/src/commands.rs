@@ -17,7 +17,9 @@ pub(crate) fn bench(args: &pagemill_bench::BenchArgs) -> Result<(), Failure> {
         let failure = failed("no figures", &error, error.next_step());
         match error {
             Error::Interrupted { signal } => failure.by_signal(signal),
-            Error::UnknownName { .. } | Error::NotBuilt { .. } | Error::NoRows => failure.code(USAGE),
+            Error::UnknownName { .. } | Error::NotBuilt { .. } | Error::NoRows | Error::Outputs(_) => {
+                failure.code(USAGE)
+            }
             _ => failure,
         }
     })

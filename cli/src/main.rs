@@ -1,7 +1,7 @@
 //! The program `pagemill`: shows the library at work.
 //!
 //! `copy` moves a file through its pages, `stress` looks for a page with two owners, `info` reports what the library found on this
-//! machine, `top` watches another process. Each of these is a module with its arguments and a `run`. [`commands`] calls the
+//! machine, `top` watches another process, `generate` writes man pages and completions. Each of these is a module with its arguments and a `run`. [`commands`] calls the
 //! commands of other crates: `bench` measures the library, `crypt` makes encrypted volumes, `nvme` drives a disk without the
 //! kernel's driver.
 mod allocator;
@@ -10,6 +10,7 @@ mod commands;
 mod copy;
 mod failure;
 mod faults;
+mod generate;
 mod info;
 mod stop;
 mod stress;
@@ -38,6 +39,7 @@ enum Command {
     Copy(copy::CopyArgs),
     #[cfg(feature = "crypt")]
     Crypt(pagemill_crypt::commands::CryptArgs),
+    Generate(generate::GenerateArgs),
     Info(info::InfoArgs),
     #[cfg(feature = "nvme")]
     Nvme(pagemill_nvme::commands::NvmeArgs),
@@ -87,6 +89,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Copy(args) => copy::run(args),
         #[cfg(feature = "crypt")]
         Command::Crypt(args) => commands::crypt(args),
+        Command::Generate(args) => generate::run(args, Cli::command()),
         Command::Info(args) => info::run(args),
         #[cfg(feature = "nvme")]
         Command::Nvme(args) => commands::nvme(args),

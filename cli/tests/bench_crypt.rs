@@ -29,7 +29,7 @@ fn is_installed(program: &str) -> bool {
 #[test]
 fn the_data_path_and_the_server_have_figures_beside_the_installed_peers() {
     let folder = Folder::new();
-    let outcome = folder.pagemill(&["bench", "--only", "crypt", "--quick", "--json", "out.json"]);
+    let outcome = folder.pagemill(&["bench", "--only", "crypt", "--quick", "--bars", "--json", "out.json"]);
     let text = &outcome.done().stdout;
     let json = fs::read_to_string(folder.path("out.json")).unwrap();
     let lines: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -46,6 +46,7 @@ fn the_data_path_and_the_server_have_figures_beside_the_installed_peers() {
         let [p50, p99] = ["p50_us", "p99_us"].map(|name| line.get(name).and_then(Value::as_f64));
         assert_eq!(p50.is_some(), line["bench"].as_str().unwrap().starts_with("crypt-nbd"), "{line}");
         assert!(p50.is_none_or(|p50| p50 > 0.0 && p99.is_some_and(|p99| p99 >= p50)), "{line}");
+        assert_eq!(line.get("cpu_ns").is_some_and(|ns| ns.as_f64() > Some(0.0)), p50.is_some(), "{line}");
     }
     let expected = BTreeSet::from(["pagemill-bulk", "pagemill-single", "no-encryption"].map(str::to_owned));
     for what in ["write-16", "read-16", "random-read-32", "random-write-32"] {

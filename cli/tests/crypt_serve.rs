@@ -1,7 +1,8 @@
 //! `pagemill crypt serve` as a process: flushed data survives it, signals end it, and it refuses what it must.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -270,4 +271,37 @@ fn a_killed_format_leaves_no_files() {
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     assert_eq!(folder.names(), [""; 0]);
+}
+
+#[test]
+fn metrics_are_answered_at_an_address_of_this_machine() {
+    let folder = folder();
+    let words = "crypt serve volume --key-file key --unix socket --reserve 256 --metrics 0";
+    let mut child = Serving::start(&folder, words);
+    let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let said = lines.by_ref().find(|line| line.contains("figures at ")).unwrap();
+    let address = said.split("http://").nth(1).unwrap().strip_suffix("/metrics").unwrap();
+    assert!(address.starts_with("127.0.0.1:"), "{said}");
+    let ask = || -> Result<String, std::io::Error> {
+        let mut client = TcpStream::connect(address)?;
+        client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    let answer = ask().unwrap();
+    for line in [
+        "HTTP/1.1 200 OK\r",
+        "pagemill_zone_managed_pages{allocator=\"crypt\",node=\"0\",zone=\"Normal\"} 32768",
+        "pagemill_pool_size{allocator=\"crypt\",pool=\"writes\"} 256",
+    ] {
+        assert!(answer.split('\n').any(|other| other == line), "no {line:?} in {answer}");
+    }
+    // The address is in use: a second server says so, before it asks for a passphrase.
+    let port = address.split(':').nth(1).unwrap();
+    let second = pagemill(&folder, &format!("crypt serve no-volume --unix other --metrics {port}"));
+    second.refused_by("crypt", &[address, "in use"]);
+    signal(&child.0, Signal::TERM);
+    assert!(child.0.wait().unwrap().success());
+    assert!(ask().is_err(), "nothing answers there any more");
 }

@@ -13,7 +13,7 @@ fn pagemill(args: &[&str]) -> Outcome {
 #[test]
 fn help_shows_every_command_and_fits_80_columns() {
     let help = pagemill(&["--help"]);
-    let commands = ["bench", "copy", "crypt", "stress", "info", "nvme", "top"];
+    let commands = ["bench", "copy", "crypt", "generate", "stress", "info", "nvme", "top"];
     let sections = ["Examples:", "Exit codes:", "_BACKEND=", "_STATS=", "_FAIL="];
     for words in commands.iter().chain(&sections) {
         assert!(help.done().stdout.contains(words), "no {words:?} in {}", help.stdout);
@@ -23,13 +23,65 @@ fn help_shows_every_command_and_fits_80_columns() {
     for command in commands.map(str::to_owned).into_iter().chain(crypt).chain(nvme) {
         let help = pagemill(&command.split(' ').chain(["--help"]).collect::<Vec<_>>());
         assert!(help.done().stdout.contains(&format!("Usage: pagemill {command}")), "{}", help.stdout);
-        let is_narrow = |line: &str| line.chars().count() <= 80 || command == "bench";
-        help.stdout.lines().for_each(|line| assert!(is_narrow(line), "{command}: {line}"));
+        help.stdout.lines().for_each(|line| assert!(line.chars().count() <= 80, "{command}: {line}"));
     }
     help.stdout.lines().for_each(|line| assert!(line.chars().count() <= 80, "{line}"));
     let nothing = pagemill(&[]);
     assert_eq!(nothing.code, Some(2));
     assert!(nothing.stderr.contains("Usage: pagemill"), "{nothing:?}");
+}
+
+/// The commands that a help text lists.
+fn listed(help: &str) -> Vec<&str> {
+    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    // The description of a command goes on in lines that are indented further.
+    let names = lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next().filter(|name| !name.is_empty()));
+    names.filter(|name| *name != "help").collect()
+}
+
+/// Every command below these words, with its subcommands.
+fn tree(words: &[&str]) -> Vec<String> {
+    let help = pagemill(&[words, &["--help"]].concat());
+    let below = listed(&help.done().stdout).into_iter().flat_map(|name| tree(&[words, &[name]].concat()));
+    below.chain([words.join(" ")]).collect()
+}
+
+#[test]
+fn each_command_has_a_man_page_and_is_completed() {
+    let folder = Folder::new();
+    folder.pagemill(&["generate", "made"]).done();
+    let at = |name: &str| std::fs::read_to_string(folder.path(&format!("made/share/{name}"))).unwrap();
+    let commands = tree(&[]);
+    assert!(commands.len() > 8 && commands.iter().any(|words| words == "crypt add-key"), "{commands:?}");
+    for words in &commands {
+        let name = format!("pagemill {words}").trim_end().replace(' ', "-");
+        let page = at(&format!("man/man1/{name}.1"));
+        assert!(page.contains(&format!(".TH {name} 1")) && page.contains(".SH SYNOPSIS"), "{name}: {page}");
+    }
+    let pages = std::fs::read_dir(folder.path("made/share/man/man1")).unwrap().count();
+    assert_eq!(pages, commands.len(), "a page for each command, and no other");
+    for script in ["bash-completion/completions/pagemill", "zsh/site-functions/_pagemill"] {
+        assert!(at(script).contains("add-key") && at(script).contains("--max-connections"), "{script}");
+    }
+    assert!(at("fish/vendor_completions.d/pagemill.fish").contains("max-connections"));
+    folder.file("taken", b"");
+    folder.pagemill(&["generate", "taken"]).refused_by("generate", &["can't write to taken", "a folder"]);
+}
+
+#[test]
+fn man_pages_are_free_of_errors() {
+    if Command::new("mandoc").arg("-h").stderr(Stdio::null()).status().is_err() {
+        eprintln!("skipped: mandoc is not installed");
+        return;
+    }
+    let folder = Folder::new();
+    folder.pagemill(&["generate", "made"]).done();
+    let pages = std::fs::read_dir(folder.path("made/share/man/man1")).unwrap().map(|page| page.unwrap().path());
+    let pages: Vec<_> = pages.collect();
+    let checked = folder.run(Command::new("mandoc").args(["-Tlint", "-Werror"]).args(&pages));
+    assert_eq!((checked.code, checked.stdout.as_str()), (Some(0), ""), "{checked:?}");
+    let shown = folder.run(Command::new("mandoc").arg("-Tutf8").args(&pages));
+    assert!(shown.stdout.contains("Examples:") && shown.stdout.contains("pagemill copy"), "{shown:?}");
 }
 
 #[test]

@@ -376,7 +376,7 @@ pub(crate) struct OfNode {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Counts {
     of_node: [OfNode; 4],
-    is_known: bool,
+    pub(crate) is_known: bool,
 }
 
 impl Counts {

@@ -2,7 +2,7 @@
 use crate::request::{How, Request};
 use crate::unit::{Holding, Unit};
 use crate::world::{Failure, World, demand};
-use pagemill::{Block, Bulk, Error, Gfp, InvalidRequest, List, Order, Page};
+use pagemill::{Block, Bulk, Error, Gfp, InvalidRequest, List, Order, PAGE_SIZE, Page};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// The payload with which a callback unwinds.
@@ -235,6 +235,41 @@ impl World {
         demand!(blocks == added, "runs of {blocks} blocks came, {added} are said to");
         *T::runs(self) = hand;
         self.end()
+    }
+
+    /// A run of neighbouring pages. Where nothing but its number decides, it must come exactly if so many neighbours are free.
+    pub(crate) fn contig(&mut self, gfp: Gfp, n: usize) -> Result<(), Failure> {
+        let is_told = self.zones.is_some() && self.machine.is_none() && !self.is_failing;
+        if is_told {
+            self.allocator.drain();
+        }
+        let owners: Vec<_> =
+            if is_told { self.ledger.owners_in(0..self.ledger.frames()).collect() } else { Vec::new() };
+        let has_run = owners.split(|&owner| owner != 0).any(|free| free.len() >= n);
+        // Nodes are counted, and take turns, as for other requests; the model does not follow it.
+        self.counts.is_known = false;
+        self.zones.iter_mut().for_each(|zones| zones.turn = None);
+        match self.allocator.alloc_contig(gfp, n) {
+            Ok(run) => {
+                demand!(run.len() == n && (has_run || !is_told), "a run of {} pages came for one of {n}", run.len());
+                let (tag, told) = (self.next_tag(), self.told(gfp, Order::ZERO));
+                for page in 0..n {
+                    self.take(run.addr() + page * PAGE_SIZE, Order::ZERO, gfp, tag, told)?;
+                }
+                self.page_runs.runs.push(run);
+                self.page_runs.tags.push((tag, Order::ZERO));
+            }
+            Err(Error::Exhausted(why)) => {
+                demand!(n > 0 && (why.wanted, why.got) == (n, 0), "a run of {n} pages failed: {why}");
+                demand!(!is_told || !has_run, "a run of {n} pages failed, and there is one: {why}");
+            }
+            Err(Error::Invalid(InvalidRequest::NoPages)) => demand!(n == 0, "a run of {n} pages has none"),
+            Err(Error::Invalid(InvalidRequest::MoreThanManaged { blocks, most, .. })) => {
+                demand!(blocks == n && n > most, "a run of {n} pages is above the most, {most}");
+            }
+            Err(error) => demand!(!is_told, "a run of {n} pages: {error}"),
+        }
+        Ok(())
     }
 
     pub(crate) fn run_split(&mut self, which: usize, keep: usize) -> Result<(), Failure> {

@@ -122,6 +122,8 @@ pub enum Op {
     Callback { request: Request, unwind: Option<usize>, nested: Option<usize> },
     /// Allocates by the runs form.
     Runs { request: Request },
+    /// Allocates a run of `n` neighbouring pages, without waiting.
+    Contig { gfp: Gfp, n: usize },
     /// Turns a run into pages, and keeps some.
     RunSplit { which: usize, keep: usize },
     /// Drops a run.
@@ -165,7 +167,7 @@ pub enum Op {
 }
 
 /// The number of kinds that [`Op::decode`] distinguishes.
-const KINDS: u8 = 52;
+const KINDS: u8 = 53;
 
 impl Op {
     /// The operation that these numbers encode; all numbers encode one.
@@ -215,6 +217,10 @@ impl Op {
             49 => Self::FreeOldest { n },
             50 => Self::Array { request: bulk, holes },
             51 => Self::List { request: bulk },
+            52 => Self::Contig {
+                gfp: [Gfp::NOWAIT, Gfp::ATOMIC, Gfp::NOWAIT | Gfp::MOVABLE, Gfp::NOWAIT | Gfp::ZERO][a as usize % 4],
+                n: count_of(b, Order::ZERO),
+            },
             _ => Self::Check,
         }
     }
@@ -236,6 +242,7 @@ impl Op {
             Self::ListFree { .. } => "list free",
             Self::Callback { .. } => "callback",
             Self::Runs { .. } => "runs",
+            Self::Contig { .. } => "contig",
             Self::RunSplit { .. } | Self::RunFree { .. } => "run free",
             Self::Free { .. } | Self::FreeOldest { .. } => "free",
             Self::FreeArray { .. } => "free array",

@@ -208,6 +208,7 @@ impl World {
             Op::Callback { request, unwind, nested } => self.callback::<Block>(request, unwind, nested)?,
             Op::Runs { request } if is_pages(&request) => self.runs::<Page>(request)?,
             Op::Runs { request } => self.runs::<Block>(request)?,
+            Op::Contig { gfp, n } => self.contig(gfp, n)?,
             Op::RunSplit { which, keep } => self.run_split(which, keep)?,
             Op::RunFree { which } => self.run_free(which)?,
             Op::Free { which, is_drop } => self.free_one(which, is_drop)?,

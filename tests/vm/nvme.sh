@@ -27,7 +27,8 @@ kernels() {
     until [ -b /dev/nvme0n1 ]; do sleep 0.1; done
 }
 ours() { pagemill nvme bind $drive; }
-# The bench in the background says so when the drive has its queues.
+# The bench in the background says so when the drive has its queues. `notices` was emptied before it began: the shell
+# that starts it may open the file later, with what an earlier one said still in it.
 begun() {
     until grep -q 'random requests' notices; do
         kill -0 $bench || fails 'the bench did not begin'
@@ -97,6 +98,7 @@ kernels
 ours
 # On the slow drive, whose commands wait in it: QEMU 7.2 ends if a reset comes just as it fetches some.
 pagemill nvme bind $slow
+: > notices
 pagemill nvme bench $slow --seconds 2 --depth 4 --batch 1 2> notices > figures &
 bench=$!
 begun
@@ -115,6 +117,7 @@ pagemill nvme identify $slow > /dev/null
 
 echo '== a process that is killed, or told to end'
 begin() {
+    : > notices
     pagemill nvme bench $drive --seconds 60 --queues 4 --depth 1 --size 1M "$@" 2> notices &
     bench=$!
     begun

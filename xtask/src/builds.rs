@@ -6,6 +6,7 @@
 //! the dependencies.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ pub(crate) const MUTANTS: &str = "tests/mutants/Cargo.toml";
 pub(crate) const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
 /// All crates, with the features that none of the project's programs turns on.
-const WORKSPACE: &str = "--workspace --features pagemill/cuda,pagemill-watch/metrics";
+const WORKSPACE: &str = "--workspace --features pagemill/bytes,pagemill/compio,pagemill/cuda,pagemill/monoio,pagemill/tokio-uring,pagemill-watch/metrics";
 
 /// The optimisation level of each crate in [`lightly`]. Optimising takes longer than the tests save by it, except in code that
 /// tests run millions of times.
@@ -117,6 +118,19 @@ pub(crate) fn library(shell: &Shell) -> Result<Tally> {
     Ok(Tally::pass("cargo build -p pagemill, with CC and CXX set to a program that fails"))
 }
 
+/// Elsewhere than on Linux, the first error that a user sees says that Pagemill is for Linux; core builds.
+pub(crate) fn elsewhere(shell: &Shell) -> Result<Tally> {
+    let check = |name: &str| {
+        let check = shell.cargo(&format!("check --locked --target x86_64-pc-windows-gnu -p {name}"));
+        check.env("CARGO_TARGET_DIR", shell.own_target("elsewhere")).limit(BUILD_LIMIT).run("elsewhere")
+    };
+    check("pagemill-core")?.expect_ok()?;
+    let text = check("pagemill")?.text;
+    let first = text.lines().find(|line| line.starts_with("error")).context("pagemill builds for Windows")?;
+    ensure!(first.starts_with("error: Pagemill runs on Linux alone"), "the first error is: {first}");
+    Ok(Tally::pass("for Windows, core builds, and pagemill says that it is for Linux"))
+}
+
 /// The toolchain that `rust-version` promises must build the library.
 pub(crate) fn oldest(shell: &Shell) -> Result<Tally> {
     let manifest = fs::read_to_string(shell.root.join("Cargo.toml"))?;
@@ -173,7 +187,7 @@ const TAKE_A_BACKEND: &[(&str, &str)] = &[
         "device_rings devices dma_pool fork fork_and_locks fork_short forms give_back memory memory_limit pressure races \
          refused shrinkers",
     ),
-    ("pagemill-watch", "metrics_facade serve_stats"),
+    ("pagemill-watch", "metrics_facade serve_http serve_stats"),
     ("pagemill-checks", "zero"),
 ];
 
@@ -261,6 +275,64 @@ pub(crate) fn count(shell: &Shell, step: &str, ran: Ran) -> Result<Tally> {
     at_least_one(shell, tally, step)
 }
 
+/// Does all that publishing the library's crates takes, in the order in which they need each other, but for the upload: packs each,
+/// and builds it from its package alone.
+pub(crate) fn packages(shell: &Shell) -> Result<Tally> {
+    const CRATES: [&str; 4] = ["pagemill-core", "pagemill-os", "pagemill", "pagemill-watch"];
+    let names = CRATES.map(|name| format!(" -p {name}")).concat();
+    let target = shell.own_target("packages");
+    // Cargo takes a registry's package for unchanged as long as its version is, and so would take what an earlier run built.
+    match fs::remove_dir_all(target.join("debug")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    // Uncommitted files are packed too: the check is of what stands here.
+    let publish = shell.cargo(&format!("publish --dry-run --locked --allow-dirty{names}"));
+    let publish = publish.env("CARGO_TARGET_DIR", &target).limit(BUILD_LIMIT).run("packages")?.expect_ok()?;
+    let mut tally = Tally::default();
+    for lacks in publish.text.lines().filter(|line| line.starts_with("warning: manifest has no")) {
+        tally.fail("", lacks.to_owned());
+    }
+    for name in CRATES {
+        let files = shell.cargo(&format!("package --locked --allow-dirty --list -p {name}")).run("packages-list")?;
+        let has = |wanted: &str| files.text.lines().any(|line| line == wanted);
+        match ["LICENSE-MIT", "LICENSE-APACHE", "README.md"].into_iter().find(|wanted| !has(wanted)) {
+            None => tally.add(Tally::pass(name)),
+            Some(lacks) => tally.fail("", format!("the package {name} has no {lacks}")),
+        }
+    }
+    for name in FIRST_PROGRAMS {
+        outside(shell, &target, name)?;
+        tally.add(Tally::pass(format!("{name}, outside of the workspace")));
+    }
+    Ok(tally)
+}
+
+/// The examples that are like the programs that people write first.
+const FIRST_PROGRAMS: [&str; 3] = ["cache", "kv_blocks", "uring_server"];
+
+/// Builds and runs an example as a user's program, from the packages that lie unpacked in `target`.
+fn outside(shell: &Shell, target: &Path, name: &str) -> Result<()> {
+    let place = target.join("user");
+    let package = |name: &str| target.join("package").join(format!("{name}-{}", env!("CARGO_PKG_VERSION")));
+    let patch = ["pagemill-core", "pagemill-os", "pagemill"]
+        .map(|name| format!("{name} = {{ path = {:?} }}\n", package(name).display().to_string()));
+    let manifest = format!(
+        "[package]\nname = \"user\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[workspace]\n\
+         [dependencies]\nio-uring = \"0.7\"\nlibc = \"0.2\"\npagemill = \"{}\"\n[patch.crates-io]\n{}",
+        env!("CARGO_PKG_VERSION"),
+        patch.concat()
+    );
+    fs::create_dir_all(place.join("src"))?;
+    fs::write(place.join("Cargo.toml"), manifest)?;
+    // So that it has the versions that are there already, also without a network.
+    fs::copy(shell.root.join("Cargo.lock"), place.join("Cargo.lock"))?;
+    fs::copy(package("pagemill").join("examples").join(format!("{name}.rs")), place.join("src/main.rs"))?;
+    let run = shell.cargo("run --release").current_dir(&place).env("CARGO_TARGET_DIR", target.join("user/target"));
+    run.limit(BUILD_LIMIT).run(&format!("packages-{name}"))?.expect_ok()?;
+    Ok(())
+}
+
 pub(crate) fn doctest(shell: &Shell) -> Result<Tally> {
     let test = checked(shell, &format!("test --locked --no-fail-fast --release {WORKSPACE} --doc --"));
     count(shell, "doctest", test.args(&shell.filter).run("doctest")?)
@@ -287,7 +359,10 @@ pub(crate) fn examples(shell: &Shell) -> Result<Tally> {
     for name in programs_in(&shell.root.join("crates/pagemill/examples"))? {
         let program = built.programs.get(&name).with_context(|| format!("cargo built no example {name}"))?;
         match shell.command(program).run(&format!("examples-{name}"))?.expect_ok() {
-            Ok(_) => tally.add(Tally::pass(name)),
+            Ok(ran) => tally.add(match ran.text.lines().find_map(|line| line.strip_prefix("skipped: ")) {
+                None => Tally::pass(name),
+                Some(why) => Tally::skip(format!("examples/{name}"), why),
+            }),
             Err(error) => tally.fail(format!("examples/{name}"), format!("{error:#}")),
         }
     }
@@ -297,13 +372,39 @@ pub(crate) fn examples(shell: &Shell) -> Result<Tally> {
 pub(crate) fn rustdoc(shell: &Shell) -> Result<Tally> {
     // Private items too: the modules' theories are written on them, and public items link to them. The program `pagemill` is
     // left out, because its page would replace the library's.
-    let doc =
-        shell.cargo("doc --locked --release --workspace --exclude pagemill-cli --features pagemill/cuda --no-deps --document-private-items");
+    const FEATURES: &str = "pagemill/bytes,pagemill/compio,pagemill/cuda,pagemill/monoio,pagemill/tokio-uring";
+    let all = "doc --locked --release --workspace --exclude pagemill-cli --no-deps --document-private-items";
+    let doc = shell.cargo(&format!("{all} --features {FEATURES}"));
     doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links")
         .limit(BUILD_LIMIT)
         .run("rustdoc")?
         .expect_ok()?;
-    Ok(Tally::pass("every crate, with -D warnings"))
+    let mut tally = Tally::pass("every crate, with -D warnings");
+    for features in feature_sets(shell)? {
+        let doc = shell.cargo(&format!("doc --locked --release -p pagemill --no-deps {features}"));
+        let doc = doc.env("RUSTDOCFLAGS", "-D warnings").env("CARGO_TARGET_DIR", shell.own_target("rustdoc"));
+        doc.limit(BUILD_LIMIT).run("rustdoc-features")?.expect_ok()?;
+        tally.add(Tally::pass(format!("pagemill, {features}")));
+    }
+    // As docs.rs builds it: with nightly, which marks what needs a feature.
+    let docs_rs = "doc --locked -p pagemill-os -p pagemill -p pagemill-watch --no-deps";
+    let features = format!("--features {FEATURES},pagemill-watch/metrics");
+    let flags = "--cfg docsrs -D warnings -A rustdoc::private_intra_doc_links";
+    let doc = shell.nightly(&format!("{docs_rs} {features}")).env("RUSTDOCFLAGS", flags);
+    let target = shell.own_target("docs-rs");
+    doc.env("CARGO_TARGET_DIR", &target).limit(BUILD_LIMIT).run("rustdoc-docs-rs")?.expect_ok()?;
+    let page = fs::read_to_string(target.join("doc/pagemill/struct.Cuda.html"))?;
+    ensure!(page.contains("Available on <strong>crate feature <code>cuda</code></strong>"), "Cuda has no badge");
+    tally.add(Tally::pass("as docs.rs builds it, with badges of features"));
+    Ok(tally)
+}
+
+/// Arguments for cargo: none of the features of `pagemill`, each alone, and all.
+fn feature_sets(shell: &Shell) -> Result<Vec<String>> {
+    let manifest: toml::Table = fs::read_to_string(shell.root.join("crates/pagemill/Cargo.toml"))?.parse()?;
+    let features = manifest["features"].as_table().context("pagemill has features")?;
+    let each = features.keys().map(|name| format!("--features {name}"));
+    Ok(["--no-default-features".to_owned()].into_iter().chain(each).chain(["--all-features".to_owned()]).collect())
 }
 
 pub(crate) fn release(shell: &Shell) -> Result<Tally> {

@@ -1,4 +1,8 @@
 //! Floors: which modules each module of a crate may import. The check reads the imports from the code.
+//!
+//! A method needs no import: an upper module may write `impl Zone` for the type of a lower one, and any module that has a zone may
+//! call what stands there. So the check also reads the calls of such methods. It knows them by name, and leaves out a name that
+//! several modules define.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,8 +18,8 @@ use crate::shell::Shell;
 const FLOORS: &[&[&str]] = &[
     &["build_error", "process"],
     &["error", "sync"],
-    &["account", "claims", "fault", "idle", "memory", "misuse", "shutting", "topology", "wait", "word"],
-    &["shared"],
+    &["account", "claims", "fault", "idle", "in_flight", "memory", "misuse", "shutting", "topology", "wait", "word"],
+    &["shared", "tasks"],
     &["zone"],
     &["registry"],
     &["free", "reclaim"],
@@ -30,7 +34,7 @@ const FLOORS: &[&[&str]] = &[
     &["bulk"],
     &["arenas", "background", "give_back", "populate", "stats", "weak"],
     &["builder", "device", "mempool"],
-    &["dma_pool"],
+    &["dma_pool", "runtimes"],
 ];
 
 const CRATES: [&str; 3] = ["pagemill-core", "pagemill-os", "pagemill"];
@@ -42,7 +46,8 @@ type Imports = BTreeMap<String, BTreeSet<String>>;
 pub(crate) fn check(shell: &Shell) -> Result<(Vec<String>, String)> {
     let (mut problems, mut edges) = (Vec::new(), 0);
     for name in CRATES {
-        let imports = Crate::read(&shell.root.join("crates").join(name).join("src"))?.imports();
+        let all = Crate::read(&shell.root.join("crates").join(name).join("src"))?;
+        let imports = all.imports();
         edges += imports.values().map(BTreeSet::len).sum::<usize>();
         let circles = circles(&imports);
         problems.extend(
@@ -52,6 +57,7 @@ pub(crate) fn check(shell: &Shell) -> Result<(Vec<String>, String)> {
         );
         if name == "pagemill" {
             problems.extend(floors(&imports));
+            problems.extend(calls_upward(&all));
         }
     }
     Ok((problems, format!("{edges} imports, all to floors below; no circle of files")))
@@ -60,7 +66,6 @@ pub(crate) fn check(shell: &Shell) -> Result<(Vec<String>, String)> {
 /// The imports that the floors forbid, and the modules that stand on no floor.
 fn floors(imports: &Imports) -> BTreeSet<String> {
     let top = |module: &str| module.split("::").next().unwrap_or_default().to_owned();
-    let floor = |module: &str| FLOORS.iter().position(|floor| floor.contains(&module));
     let nowhere = |module: &str| format!("`{module}` stands on no floor: place it in FLOORS in xtask/src/floors.rs");
     let mut problems = BTreeSet::new();
     for (from, to) in imports.iter().flat_map(|(from, to)| to.iter().map(move |to| (top(from), top(to)))) {
@@ -73,6 +78,29 @@ fn floors(imports: &Imports) -> BTreeSet<String> {
         }
     }
     problems
+}
+
+/// The floor of a module of the crate's root.
+fn floor(module: &str) -> Option<usize> {
+    FLOORS.iter().position(|floor| floor.contains(&module))
+}
+
+/// The calls of methods that a higher module adds to a type of the caller's floor or a lower one.
+fn calls_upward(all: &Crate) -> BTreeSet<String> {
+    let modules = || all.0.iter().filter_map(|(at, names)| Some((at.first()?.as_str(), names)));
+    let (mut types, mut homes) = (BTreeMap::new(), BTreeMap::<_, BTreeSet<_>>::new());
+    for (module, names) in modules() {
+        types.extend(names.types.iter().map(|name| (name, module)));
+        names.methods.iter().for_each(|(of, method)| _ = homes.entry(method).or_default().insert((module, of)));
+    }
+    let problem = |module: &str, method: &String| {
+        let &(home, of) = homes.get(method).filter(|homes| homes.len() == 1)?.first()?;
+        let has_type = *types.get(of)? != home && floor(types[of]) <= floor(module);
+        let is_above = home != module && floor(home) > floor(module);
+        (has_type && is_above).then(|| format!("`{module}` calls `{method}`, which `{home}` above it adds to `{of}`"))
+    };
+    let problem = &problem;
+    modules().flat_map(|(module, names)| names.calls.iter().filter_map(move |method| problem(module, method))).collect()
 }
 
 /// The modules that import themselves, directly or through others.
@@ -98,6 +126,12 @@ struct Names {
     paths: BTreeSet<Vec<String>>,
     /// Its re-exports (`pub use`), by the name that others see.
     exports: BTreeMap<String, Vec<String>>,
+    /// The types that it defines.
+    types: BTreeSet<String>,
+    /// The methods that it defines, each with its type: not those of traits, which any type may have.
+    methods: BTreeSet<(String, String)>,
+    /// The names of methods that it calls.
+    calls: BTreeSet<String>,
 }
 
 impl Crate {
@@ -237,6 +271,10 @@ impl<'a> Visit<'a> for Reader {
             syn::Item::Impl(item) => &item.attrs,
             syn::Item::Mod(item) => &item.attrs,
             syn::Item::Use(item) => &item.attrs,
+            syn::Item::Struct(syn::ItemStruct { ident, .. }) | syn::Item::Enum(syn::ItemEnum { ident, .. }) => {
+                self.names.types.insert(ident.to_string());
+                return visit::visit_item(self, item);
+            }
             _ => return visit::visit_item(self, item),
         };
         if !is_for_tests(attributes) {
@@ -252,6 +290,24 @@ impl<'a> Visit<'a> for Reader {
 
     fn visit_item_use(&mut self, item: &'a syn::ItemUse) {
         self.walk_use(&item.tree, &[], !matches!(item.vis, syn::Visibility::Inherited));
+    }
+
+    fn visit_item_impl(&mut self, item: &'a syn::ItemImpl) {
+        if let (None, syn::Type::Path(of)) = (&item.trait_, &*item.self_ty)
+            && let Some(of) = of.path.segments.last()
+        {
+            let methods = item.items.iter().filter_map(|item| match item {
+                syn::ImplItem::Fn(method) => Some((of.ident.to_string(), method.sig.ident.to_string())),
+                _ => None,
+            });
+            self.names.methods.extend(methods);
+        }
+        visit::visit_item_impl(self, item);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'a syn::ExprMethodCall) {
+        self.names.calls.insert(call.method.to_string());
+        visit::visit_expr_method_call(self, call);
     }
 
     /// `pub(super)` names a place and imports nothing.
@@ -280,13 +336,17 @@ mod tests {
 
     /// The imports of a crate with these files.
     fn imports_of(files: &[(&str, &str)]) -> Imports {
+        crate_of(files).imports()
+    }
+
+    fn crate_of(files: &[(&str, &str)]) -> Crate {
         let folder = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = folder.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        Crate::read(folder.path()).unwrap().imports()
+        Crate::read(folder.path()).unwrap()
     }
 
     fn of(imports: &Imports, module: &str) -> Vec<String> {
@@ -322,5 +382,25 @@ mod tests {
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].starts_with("`cellar` stands on no floor"), "{problems:?}");
         assert_eq!(problems[1], "`sync` imports `stats`, which does not stand below it");
+    }
+
+    #[test]
+    fn a_call_of_a_method_from_a_floor_above_is_named() {
+        let all = crate_of(&[
+            ("lib.rs", "mod wait; mod zone; mod stats; mod builder;"),
+            ("wait.rs", "fn f(list: &[u8]) { list.sum() }"),
+            (
+                "zone.rs",
+                "struct Zone; impl Zone { fn end(&self) { self.sum(); self.len(); self.room(); self.drop_all() } }",
+            ),
+            (
+                "stats.rs",
+                "struct S; impl S { fn room(&self) {} } impl Drop for Zone { fn drop_all(&self) {} }
+                impl Zone { fn sum(&self) {} fn len(&self) {} }",
+            ),
+            ("builder.rs", "fn f(zone: &Zone) { zone.sum(); zone.end() } impl List { fn len(&self) {} }"),
+        ]);
+        let problems: Vec<_> = calls_upward(&all).into_iter().collect();
+        assert_eq!(problems, ["`zone` calls `sum`, which `stats` above it adds to `Zone`"]);
     }
 }

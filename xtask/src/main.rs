@@ -4,12 +4,13 @@
 //! [`plan`] lists the steps in their order, [`runner`] runs and counts them, [`tools`] installs what the machine lacks. The steps
 //! themselves are in [`builds`] (compiler, lints, tests by way of [`suites`]), [`hunts`] (model checkers, sanitizers, stress, the
 //! canary), [`binaries`] (compiled code), [`vm`] (virtual machines), [`papers`] and [`clauses`] (documents and manifests) and
-//! [`readme`]. [`shell`] starts every command, and [`watch`] ends those that hang.
+//! [`readme`]. [`dist`] makes what is handed to others. [`shell`] starts every command, and [`watch`] ends those that hang.
 
 mod binaries;
 mod builds;
 mod change;
 mod clauses;
+mod dist;
 mod floors;
 mod hunts;
 mod papers;
@@ -25,6 +26,7 @@ mod tools;
 mod vm;
 mod watch;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
@@ -58,6 +60,14 @@ enum Task {
         /// Scripts in tests/vm, by name [default: those of the step `vm`].
         names: Vec<String>,
     },
+    /// Build the program for others: optimised further, stripped, with man pages, completions and licences.
+    Dist {
+        /// The folder to fill, such as /usr/local [default: target/dist/pagemill-files].
+        folder: Option<PathBuf>,
+        /// Arguments for `cargo build`, such as `--no-default-features --features crypt,nvme`, for which a C compiler is enough.
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
     /// List the steps: the name, the tier, the time and the purpose of each.
     List,
 }
@@ -88,6 +98,7 @@ fn main() -> ExitCode {
         Task::Test { all, args } => runner::test(if all { Tier::All } else { Tier::Test }, &args),
         Task::Long(args) => runner::test(Tier::Long, &args),
         Task::Vm { names } => runner::vm(&names),
+        Task::Dist { folder, args } => dist::dist(folder.as_deref(), &args),
         Task::List => {
             plan::print();
             Ok(true)

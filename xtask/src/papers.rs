@@ -23,7 +23,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-harness", &[]),
     ("pagemill-bench", &["pagemill", "pagemill-harness"]),
     ("pagemill-model", &["pagemill"]),
-    ("pagemill-crypt", &["pagemill"]),
+    ("pagemill-crypt", &["pagemill", "pagemill-watch"]),
     ("pagemill-crypt-bench", &["pagemill", "pagemill-crypt", "pagemill-harness"]),
     ("pagemill-nvme", &["pagemill"]),
     (
@@ -218,12 +218,12 @@ fn names_in_cell(cell: &str) -> impl Iterator<Item = &str> {
 
 /// A package, as `cargo metadata` describes it.
 #[derive(Deserialize)]
-struct Package {
-    name: String,
-    version: String,
-    license: Option<String>,
+pub(crate) struct Package {
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) license: Option<String>,
     source: Option<String>,
-    manifest_path: PathBuf,
+    pub(crate) manifest_path: PathBuf,
     /// Every dependency, of each kind, for each target.
     dependencies: Vec<Dependency>,
 }
@@ -243,7 +243,7 @@ pub(crate) fn folders(shell: &Shell) -> Result<BTreeMap<String, String>> {
 }
 
 /// The packages of the workspace, of the fuzz targets and of the mutants, and all that these depend on.
-fn all_packages(shell: &Shell) -> Result<Vec<Package>> {
+pub(crate) fn all_packages(shell: &Shell) -> Result<Vec<Package>> {
     let mut all = metadata(shell, "--locked --all-features")?;
     all.extend(metadata(shell, "--locked --manifest-path fuzz/Cargo.toml")?);
     all.extend(metadata(shell, &format!("--locked --manifest-path {MUTANTS}"))?);

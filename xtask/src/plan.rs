@@ -7,7 +7,8 @@ use crate::paths;
 use crate::shell::Shell;
 use crate::tally::Tally;
 use crate::tools::{
-    self, AARCH64, CLIPPY, GCC, GIT, GXX, MAKE, NIGHTLY, Need, OLDEST_TOOLCHAIN, RUST_SRC, RUSTFMT, X86_64_BARE,
+    self, AARCH64, CLIPPY, GCC, GIT, GXX, LLVM, MAKE, MANDOC, NIGHTLY, Need, OLDEST_TOOLCHAIN, RUST_SRC, RUSTFMT,
+    WINDOWS, X86_64_BARE,
 };
 use crate::{binaries, builds, clauses, hunts, papers, readme, vm};
 
@@ -49,6 +50,7 @@ pub(crate) struct Step {
 }
 
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
+const RUSTDOC: &[Need] = &[GCC, GXX, MAKE, NIGHTLY];
 const LINTS: &[Need] = &[CLIPPY, GCC, GXX, MAKE];
 const MIRI: &[Need] = &[GCC, NIGHTLY, tools::MIRI, RUST_SRC];
 
@@ -70,8 +72,10 @@ pub(crate) const STEPS: &[Step] = &[
     step("build", Test, 10, "the library builds with no C compiler in reach", &[GCC], builds::library),
     step("oldest", Test, 10, "the library builds with the oldest Rust that it promises",
         &[GCC, OLDEST_TOOLCHAIN], builds::oldest),
+    step("packages", Test, 60, "each crate of the library can be published, and programs outside build with its package",
+        &[GCC], builds::packages),
     step("tests", Test, 200, "each test, on restartable sequences where there are any", C_AND_CXX, builds::tests)
-        .wanting(paths::wants),
+        .wanting(|| [paths::wants(), vec![MANDOC]].concat()),
     step("portable", Test, 30, "the tests that choose no backend, on the portable lists", C_AND_CXX, builds::portable),
     step("doctest", Test, 30, "the examples in the documentation and in the README run", C_AND_CXX, builds::doctest),
     step("examples", Test, 5, "the example programs run", C_AND_CXX, builds::examples),
@@ -79,20 +83,22 @@ pub(crate) const STEPS: &[Step] = &[
     step("loom", Test, 60, "the models of the portable lists and the bit areas", &[GCC], hunts::loom).beside("shuttle"),
     step("shuttle", Test, 30, "the models of pools and waits: nobody waits for ever", &[GCC], hunts::shuttle),
     step("release", Test, 60, "the program builds as a user builds it", C_AND_CXX, builds::release),
-    step("readme", Test, 120, "the README's commands run as they stand", C_AND_CXX, readme::commands).beside("stress"),
+    step("readme", Test, 120, "the commands of the README and of docs/programs.md run as they stand", C_AND_CXX, readme::commands).beside("stress"),
     step("stress", Test, 15, "five seconds of stress on each backend", C_AND_CXX, hunts::stress),
     step("sizes", Test, 5, "the hot functions are no longer than they may be", &[GCC], binaries::sizes).logging("object"),
     step("no-os", Test, 5, "core links and works with no operating system's library",
         &[GCC, X86_64_BARE], binaries::no_os),
 
-    step("rustdoc", All, 30, "the documentation builds without a warning", C_AND_CXX, builds::rustdoc),
+    step("elsewhere", All, 5, "elsewhere than on Linux, the first error says so", &[WINDOWS], builds::elsewhere),
+    step("rustdoc", All, 60, "the documentation builds without a warning, for each set of features", RUSTDOC,
+        builds::rustdoc),
     step("test-release", All, 90, "the tests of the library as a user builds it, without assertions",
         C_AND_CXX, builds::test_release),
     step("canary", All, 120, "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
     step("aarch64", All, 15, "the restartable sequences' descriptors and signatures on aarch64",
         &[AARCH64], binaries::aarch64).logging("object"),
-    step("miri", All, 120, "miri sees no undefined behaviour in core and the portable backend", MIRI, hunts::miri),
-    step("asan", All, 120, "the library's tests under AddressSanitizer", &[GCC, NIGHTLY], hunts::asan),
+    step("miri", All, 300, "miri sees no undefined behaviour in core and the portable backend", MIRI, hunts::miri),
+    step("asan", All, 120, "the library's tests under AddressSanitizer", &[GCC, LLVM, NIGHTLY], hunts::asan),
     step("vm", All, 150, "what needs a kernel of its own: nodes, huge pages, limits, the device mapper, a drive",
         vm::NEEDS, vm::all).beside("fuzz"),
     step("fuzz", All, 120, "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),

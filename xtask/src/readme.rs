@@ -1,4 +1,5 @@
-//! Runs the README's commands as they stand. The README's Rust example is a doc test of `pagemill-checks`.
+//! Runs the commands of the README and of the programs' page as they stand. The README's Rust example is a doc test of
+//! `pagemill-checks`.
 
 use std::fs;
 
@@ -7,6 +8,9 @@ use anyhow::{Context, Result, ensure};
 use crate::shell::Shell;
 use crate::tally::Tally;
 
+/// The documents whose commands are run.
+const DOCUMENTS: [&str; 2] = ["README.md", "docs/programs.md"];
+
 /// The line that opens a block of commands.
 const FENCE: &str = "\n```sh\n";
 
@@ -14,13 +18,17 @@ const FENCE: &str = "\n```sh\n";
 const THIS: &str = "cargo xtask test";
 
 pub(crate) fn commands(shell: &Shell) -> Result<Tally> {
-    let text = fs::read_to_string(shell.root.join("README.md")).context("README.md")?;
-    let blocks: Vec<_> = blocks(&text).collect();
-    ensure!(!blocks.is_empty(), "README.md has no block {FENCE:?}");
+    let mut scripts = Vec::new();
+    for document in DOCUMENTS {
+        let text = fs::read_to_string(shell.root.join(document)).context(document)?;
+        let before = scripts.len();
+        scripts.extend(blocks(&text).map(|block| (document, block.to_owned())));
+        ensure!(scripts.len() > before, "{document} has no block {FENCE:?}");
+    }
     // The commands write files to target/, which is another folder than `shell.target` if CARGO_TARGET_DIR is set.
     fs::create_dir_all(shell.root.join("target"))?;
     let mut tally = Tally::default();
-    for (number, block) in blocks.iter().enumerate() {
+    for (number, (document, block)) in scripts.iter().enumerate() {
         let script: String = block.lines().filter(|line| line.trim() != THIS).map(|line| format!("{line}\n")).collect();
         if script.trim().is_empty() {
             continue;
@@ -31,7 +39,7 @@ pub(crate) fn commands(shell: &Shell) -> Result<Tally> {
         let first = script.lines().next().unwrap_or_default().to_owned();
         match ran.expect_ok() {
             Ok(_) => tally.add(Tally::pass(first)),
-            Err(error) => tally.fail("", format!("README.md: {first}: {error:#}")),
+            Err(error) => tally.fail("", format!("{document}: {first}: {error:#}")),
         }
     }
     Ok(tally)

@@ -25,6 +25,10 @@ pub(crate) const GXX: Need = Need::Deb("g++", &["g++", "--version"]);
 pub(crate) const MAKE: Need = Need::Deb("make", &["make", "--version"]);
 /// Lists the files that belong to the project.
 pub(crate) const GIT: Need = Need::Deb("git", &["git", "--version"]);
+/// Reads the man pages.
+pub(crate) const MANDOC: Need = Need::Deb("mandoc", &["sh", "-c", "command -v mandoc"]);
+/// Names the frames that `xtask/leaks-allowed` tells AddressSanitizer's detector of leaks to pass over.
+pub(crate) const LLVM: Need = Need::Deb("llvm", &["llvm-symbolizer", "--version"]);
 /// Makes and opens volumes.
 pub(crate) const CRYPTSETUP: Need = Need::Deb("cryptsetup-bin", &["cryptsetup", "--version"]);
 
@@ -65,6 +69,12 @@ pub(crate) const AARCH64: Need = Need::Rust(
     "the Rust target aarch64-unknown-linux-gnu",
     &["sh", "-c", "test -d $(rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu/lib"],
     &["target", "add", "aarch64-unknown-linux-gnu"],
+);
+
+pub(crate) const WINDOWS: Need = Need::Rust(
+    "the Rust target x86_64-pc-windows-gnu",
+    &["sh", "-c", "test -d $(rustc --print sysroot)/lib/rustlib/x86_64-pc-windows-gnu/lib"],
+    &["target", "add", "x86_64-pc-windows-gnu"],
 );
 
 impl Need {

@@ -122,9 +122,9 @@ pub enum Error {
         /// What the system said.
         error: io::Error,
     },
-    /// A chart could not be drawn.
-    #[error("can't draw a chart: {0}")]
-    Drawing(String),
+    /// The options name no two files for the reports.
+    #[error("{0}")]
+    Outputs(&'static str),
     /// The published figures in this build can't be read.
     #[error("the published figures are damaged: {0}")]
     Published(serde_json::Error),

@@ -1,7 +1,7 @@
 //! The machine that the figures were taken on: processor, kernel, build; and where the measuring threads run.
 
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -57,6 +57,31 @@ impl Machine {
         let others = || self.allowed.iter().rev().copied().filter(|&cpu| cpu != main);
         others().find(|cpu| !siblings.contains(cpu)).or_else(|| others().next())
     }
+}
+
+/// Today in UTC, as `2026-11-25`.
+pub fn today() -> String {
+    date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86400))
+}
+
+/// The date so many days after 1970-01-01.
+fn date(mut day: u64) -> String {
+    let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while day >= 365 + u64::from(is_leap(year)) {
+        day -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for days in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if day < days {
+            break;
+        }
+        day -= days;
+        month += 1;
+    }
+    format!("{year}-{month:02}-{:02}", day + 1)
 }
 
 fn build_flags() -> String {
@@ -199,6 +224,14 @@ mod tests {
                      3000-5000 rw-p 00000000 00:00 0 [heap]\nRss: 8 kB\nAnonHugePages:      4096 kB\n";
         let at = |addresses| huge_bytes_of(smaps, &addresses) >> 20;
         assert_eq!((at(0x2000..0x3000), at(0x2000..0x3001), at(0x4000..0x9000), at(0x5000..0x9000)), (2, 6, 4, 0));
+    }
+
+    #[test]
+    fn days_are_counted_across_leap_years_and_ends_of_months() {
+        let days = [0, 58, 59, 364, 365, 11016, 11017, 19782, 20782, 47540, 47541];
+        let dates = ["1970-01-01", "1970-02-28", "1970-03-01", "1970-12-31", "1971-01-01", "2000-02-29"];
+        let more = ["2000-03-01", "2024-02-29", "2026-11-25", "2100-02-28", "2100-03-01"];
+        assert_eq!(days.map(date).to_vec(), [&dates[..], &more].concat());
     }
 
     #[test]

@@ -94,27 +94,20 @@ impl Published {
 impl Table {
     /// The figure in the row that begins with `name` under the column `column`, if there is one.
     pub fn find(&self, name: &str, column: &str) -> Option<String> {
-        let at = self.columns.iter().position(|title| title == column)?;
-        let row = self.rows.iter().find(|row| row.first() == Some(&Cell::Text(name.to_owned())))?;
-        row.get(at).map(Cell::shown).filter(|shown| !shown.is_empty())
+        self.cell(&Cell::Text(name.to_owned()), column).map(Cell::shown).filter(|shown| !shown.is_empty())
     }
 
-    /// The figure in the row that begins with the number `n` under the column `column`.
-    pub fn at(&self, n: usize, column: &str) -> Option<String> {
-        self.cell(n, column).map(Cell::shown).filter(|shown| !shown.is_empty())
-    }
-
-    /// The same, where it is a number.
-    pub fn number(&self, n: usize, column: &str) -> Option<f64> {
-        match self.cell(n, column)? {
+    /// The figure under the column `column` in the row that begins with `first`, where it is a number.
+    pub fn number(&self, first: &Cell, column: &str) -> Option<f64> {
+        match self.cell(first, column)? {
             Cell::Number(figure) => Some(*figure),
             _ => None,
         }
     }
 
-    fn cell(&self, n: usize, column: &str) -> Option<&Cell> {
+    fn cell(&self, first: &Cell, column: &str) -> Option<&Cell> {
         let at = self.columns.iter().position(|title| title == column)?;
-        self.rows.iter().find(|row| row.first() == Some(&Cell::Number(n as f64)))?.get(at)
+        self.rows.iter().find(|row| row.first() == Some(first))?.get(at)
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Record {
     pub p50_us: Option<f64>,
     /// The same of the rounds' 99th percentiles.
     pub p99_us: Option<f64>,
+    /// The median of the server's processor time a page, in nanoseconds; only `crypt` over NBD has it.
+    pub cpu_ns: Option<f64>,
     /// Free 2 MiB frames, in percent of the ideal; only `churn` has it.
     pub ideal_percent: Option<f64>,
     /// Bytes of memory for each block, itself included; only `dma` has it, where it is known.
@@ -63,6 +65,7 @@ impl Record {
             turns: Vec::new(),
             p50_us: None,
             p99_us: None,
+            cpu_ns: None,
             ideal_percent: None,
             bytes_a_block: None,
             order: None,
@@ -106,6 +109,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     p99_us: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
     full_states: bool,
     cpu: &'a str,
@@ -133,6 +138,7 @@ pub fn write_json(out: &mut dyn Write, records: &[Record], machine: &Machine) ->
             mib_per_s: record.mib_per_s(),
             p50_us: record.p50_us,
             p99_us: record.p99_us,
+            cpu_ns: record.cpu_ns,
             seed: record.seed,
             full_states: machine.has_full_states,
             cpu: &machine.cpu,

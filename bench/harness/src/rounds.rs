@@ -226,6 +226,8 @@ pub struct CellSamples {
     pub samples: Vec<Sample>,
     /// Of each round, where operations were timed one by one: the median and the 99th percentile, in microseconds.
     pub latencies_us: Vec<[f64; 2]>,
+    /// Of each round, where a server of its own did the work: its processor time a page, in nanoseconds.
+    pub cpu_ns: Vec<f64>,
     /// The order of the list, where the row depends on it.
     pub order: Option<ListOrder>,
     /// The seed, where something is random.
@@ -235,7 +237,8 @@ pub struct CellSamples {
 impl CellSamples {
     /// A row's cell, without a sample yet.
     pub fn new(bench: &'static str, row: RowName, n: usize) -> CellSamples {
-        CellSamples { bench, row, n, samples: Vec::new(), latencies_us: Vec::new(), order: None, seed: None }
+        let (samples, latencies_us, cpu_ns) = (Vec::new(), Vec::new(), Vec::new());
+        CellSamples { bench, row, n, samples, latencies_us, cpu_ns, order: None, seed: None }
     }
 
     /// Its summary; `None` without a sample.
@@ -253,6 +256,7 @@ impl CellSamples {
             runs: self.samples.len(),
             p50_us: latency(0),
             p99_us: latency(1),
+            cpu_ns: Spread::of(&self.cpu_ns).map(|spread| spread.median),
             order: self.order,
             seed: self.seed,
             turns: self.samples,

@@ -1,19 +1,13 @@
-//! The table `dma`: medians by size beside published figures, their spread, memory, and requests in flight.
+//! The table `dma`: medians by size, their spread, memory, and requests in flight.
 
 use std::io::{self, Write};
 
-use super::{align, best_peer, credit, plain, wrap};
+use super::{align, best_peer, plain, wrap};
 use crate::published::Published;
 use crate::record::Record;
 use crate::rows::Kind;
-use crate::rows::dma::Shape;
 use crate::stats::{Spread, short};
-use crate::tables::dma::{REQUESTS, REQUESTS_CPU, SELF_TEST, SHAPES, SHUFFLED, WRITTEN};
-
-/// The published self test: its columns, and how often it allocates all blocks.
-const PUBLISHED: &str = "dma-pool-2023";
-pub(crate) const PUBLISHED_COLUMNS: [&str; 2] = ["list of pages, scanned", "one stack of blocks"];
-const PUBLISHED_ROUNDS: usize = 100;
+use crate::tables::dma::{COMPLETION, REQUESTS, REQUESTS_CPU, SELF_TEST, SHAPES, SHUFFLED, SUBMISSION, WRITTEN};
 
 pub(super) fn dma(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
     let backend = records.iter().find(|record| record.kind == Kind::Ours).map_or("no row", |record| record.backend);
@@ -34,13 +28,8 @@ pub(super) fn dma(out: &mut dyn Write, records: &[Record], published: &Published
         });
         table.add_row([&["= dma-single / it".to_owned()][..], &ratios.collect::<Vec<_>>()].concat());
     }
-    for (column, shown) in PUBLISHED_COLUMNS.into_iter().zip(["* Linux, list of pages", "* Linux, one stack"]) {
-        let ns = SHAPES.map(|shape| published_ns(published, column, shape).map_or_else(String::new, short));
-        table.add_row([&[shown.to_owned()][..], &ns].concat());
-    }
     align(&mut table, 1);
     writeln!(out, "{}", table.trim_fmt())?;
-    credit(out, published, PUBLISHED)?;
     quoted(out, records, published)?;
 
     writeln!(out, "\nsmallest and largest of the rounds")?;
@@ -68,7 +57,7 @@ pub(super) fn dma(out: &mut dyn Write, records: &[Record], published: &Published
         align(&mut table, 1);
         writeln!(out, "{}", table.trim_fmt())?;
     }
-    requests(out, records, published)
+    requests(out, records)
 }
 
 /// A line for each row, a column for each size.
@@ -98,12 +87,6 @@ fn spread(total: &Spread) -> String {
     format!("{}-{}", short(total.min), short(total.max))
 }
 
-/// The published figure for a size, as nanoseconds a block. The source has the microseconds of all rounds.
-pub(crate) fn published_ns(published: &Published, column: &str, shape: Shape) -> Option<f64> {
-    let us: f64 = published.table(PUBLISHED)?.number(shape.bytes, column)?;
-    Some(us * 1000.0 / (shape.blocks * PUBLISHED_ROUNDS) as f64)
-}
-
 /// Figures that were measured elsewhere, by row.
 fn quoted(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
     let mut lines: Vec<(String, Vec<String>)> = Vec::new();
@@ -123,21 +106,27 @@ fn quoted(out: &mut dyn Write, records: &[Record], published: &Published) -> io:
     writeln!(out, "{}", wrap(&format!("quoted, not of this run: {}", lines.join("; "))))
 }
 
-fn requests(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
+fn requests(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     let find = |bench: &str, name: &str| records.iter().find(|r| (r.bench, r.name) == (bench, name));
-    let mut table = plain(&["impl", "kIOPS", "min", "max", "CPU ns a read", "alloc", "free"]);
+    let mut table = plain(&["impl", "kIOPS", "min", "max", "CPU", "alloc", "free", "submission", "completion"]);
     let mut is_empty = true;
     for record in records.iter().filter(|record| record.bench == REQUESTS) {
         is_empty = false;
         let half = |spread: Option<Spread>| spread.map_or("-".to_owned(), |spread| short(spread.median));
+        let of_a_read = |bench, unit: f64| match find(bench, record.name) {
+            Some(found) => format!("{:.0}", found.total.median / unit),
+            None => "-".to_owned(),
+        };
         table.add_row([
             record.name.to_owned(),
             short(1e6 / record.total.median),
             short(1e6 / record.total.max),
             short(1e6 / record.total.min),
-            find(REQUESTS_CPU, record.name).map_or("-".to_owned(), |cpu| format!("{:.0}", cpu.total.median)),
+            of_a_read(REQUESTS_CPU, 1.0),
             half(record.alloc),
             half(record.free),
+            of_a_read(SUBMISSION, 1000.0),
+            of_a_read(COMPLETION, 1000.0),
         ]);
     }
     if is_empty {
@@ -145,20 +134,10 @@ fn requests(out: &mut dyn Write, records: &[Record], published: &Published) -> i
     }
     align(&mut table, 1);
     let line = "requests: io_uring, 4 KiB random reads of cached pages, depth 256, 64 at a time, a block of 64 B each as its \
-                descriptor; alloc, free: ns a read";
+                descriptor; CPU, alloc, free: ns a read; submission, completion: us, means; with 256 in flight, both together \
+                are 256 times the time of one read";
     writeln!(out, "\n{}", wrap(line))?;
-    writeln!(out, "{}", table.trim_fmt())?;
-    match published.table("dma-pool-fio-2023") {
-        Some(table) => {
-            let shown = table.rows.iter().filter_map(|row| row.first_chunk());
-            let shown: Vec<String> =
-                shown.map(|[what, figure]| format!("{} {}", what.shown(), figure.shown())).collect();
-            let line =
-                format!("* {}, not of this run: {}; {}; {}", table.origin, shown.join(", "), table.title, table.source);
-            writeln!(out, "{}", wrap(&line))
-        }
-        None => Ok(()),
-    }
+    writeln!(out, "{}", table.trim_fmt())
 }
 
 #[cfg(test)]
@@ -167,7 +146,7 @@ mod tests {
     use crate::record::example as record;
 
     #[test]
-    fn dma_sizes_stand_beside_published_figures_in_80_columns() {
+    fn dma_sizes_stand_beside_quoted_figures_in_80_columns() {
         let mut records = Vec::new();
         for shape in SHAPES {
             records.push(record(SELF_TEST, "dma-single", Kind::Ours, shape.bytes, 4.5));
@@ -182,6 +161,10 @@ mod tests {
         let mut reads = record(REQUESTS, "dma-bulk", Kind::Ours, 64, 1000.0);
         (reads.alloc, reads.free) = (Spread::of(&[0.4]), Spread::of(&[0.3]));
         records.extend([reads, record(REQUESTS_CPU, "dma-bulk", Kind::Ours, 64, 990.0)]);
+        // As long as the longest name that takes part.
+        records.push(record(REQUESTS, "dma-single", Kind::Ours, 64, 1000.0));
+        records.push(record(SUBMISSION, "dma-bulk", Kind::Ours, 64, 57_000.0));
+        records.push(record(COMPLETION, "dma-bulk", Kind::Ours, 64, 199_000.0));
 
         let mut out = Vec::new();
         dma(&mut out, &records, &Published::load().unwrap()).unwrap();
@@ -194,13 +177,11 @@ mod tests {
         };
         assert_eq!(row("dma-single", 0), "4.50 4.50 4.50 4.50 4.50");
         assert_eq!(row("= dma-single", 0), "dma-single / it 0.50 0.50 0.50 0.50 0.50", "bulk is not its peer");
-        assert_eq!(row("* Linux, one stack", 0), "Linux, one stack 30.5 32.5 40.9 44.1 59.0");
-        assert_eq!(row("* Linux, list of pages", 0), "Linux, list of pages 69.9 211 963 1816 3537");
         assert_eq!(row("dma-single", 1), "2.25-9.00 2.25-9.00 2.25-9.00 2.25-9.00 2.25-9.00");
         assert_eq!(row("dma-single", 2), "5.50 5.50 5.50 5.50 5.50");
         assert_eq!(row("dma-single", 3), "21.5 n/a n/a n/a n/a");
         assert_eq!(row("mimalloc", 0), "n/a n/a n/a n/a 1000 + 1000");
-        assert_eq!(row("dma-bulk", 0), "1000 500 2000 990 0.40 0.30");
+        assert_eq!(row("dma-bulk", 0), "1000 500 2000 990 0.40 0.30 57 199");
         assert!(lines.iter().any(|line| line.contains("rte-mempool 5.30 / 5.30")), "{lines:#?}");
     }
 }

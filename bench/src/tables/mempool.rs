@@ -4,12 +4,12 @@
 
 use std::time::Instant;
 
-use pagemill::{Bulk, Gfp, Page};
+use pagemill::{Bulk, Gfp, Page, PagePool};
 
 use crate::Error;
 use crate::machine;
 use crate::record::Record;
-use crate::rows::mempool::{POOL_PAGES, Pool, pool, rows};
+use crate::rows::mempool::{POOL_PAGES, pool, rows};
 use crate::rows::{Kind, Row, backend_named};
 use crate::stats::Spread;
 use crate::tables::Run;
@@ -51,7 +51,7 @@ pub(crate) fn mempool(run: &mut Run) -> Result<Vec<Record>, Error> {
 
 /// How long each request of each thread took, in nanoseconds, sorted. Each request takes the whole reserve, writes a
 /// byte to each page and frees them.
-fn waits(pool: &Pool, allowed: &[usize], requests: usize) -> Vec<f64> {
+fn waits(pool: &PagePool, allowed: &[usize], requests: usize) -> Vec<f64> {
     let of_one = || {
         // On any processor: the measuring thread, which starts these, is bound to one.
         let _ = machine::pin_to_all(allowed);
@@ -59,11 +59,11 @@ fn waits(pool: &Pool, allowed: &[usize], requests: usize) -> Vec<f64> {
         let mut waits = Vec::with_capacity(requests);
         for _ in 0..requests {
             let start = Instant::now();
-            let served = pool.alloc_bulk_array(Bulk::exact(POOL_PAGES).gfp(Gfp::NOIO), &mut slots);
+            let served = pool.alloc_bulk_array_raw(Bulk::exact(POOL_PAGES).gfp(Gfp::NOIO), &mut slots);
             waits.push(start.elapsed().as_nanos() as f64);
             assert!(served.is_ok(), "a request that may wait is served: {served:?}");
             slots.iter_mut().flatten().for_each(|page| page[0] = 1);
-            pool.free_bulk(&mut slots);
+            pool.free_bulk_raw(&mut slots);
         }
         waits
     };
@@ -98,7 +98,7 @@ mod tests {
         run.backend = "portable";
         let records = mempool(&mut run).unwrap();
         for bench in ["mempool", "mempool-dry"] {
-            for name in ["mempool-single", "mempool-array", "mempool-callback"] {
+            for name in ["mempool-single", "mempool-array-raw", "mempool-callback"] {
                 assert!(records.iter().any(|r| (r.bench, r.name) == (bench, name) && r.total.median > 0.0), "{name}");
             }
         }

@@ -27,6 +27,8 @@ pub(crate) use pagemill_harness::rounds::{
 pub(crate) struct Run<'a> {
     pub(crate) run: pagemill_harness::Run<'a>,
     pub(crate) rows: &'a [Row],
+    /// Whether only the sizes are measured that the first screen and its chart show.
+    pub(crate) is_brief: bool,
 }
 
 impl<'a> Deref for Run<'a> {
@@ -46,7 +48,7 @@ impl Run<'_> {
     /// A run without a progress bar.
     #[cfg(test)]
     pub(crate) fn for_test<'a>(machine: &'a Machine, rows: &'a [Row], effort: Effort) -> Run<'a> {
-        Run { run: pagemill_harness::Run::for_test(machine, effort), rows }
+        Run { run: pagemill_harness::Run::for_test(machine, effort), rows, is_brief: false }
     }
 
     /// Whether this row of Pagemill's was asked for, in a table that shows only one backend: the default one, or the

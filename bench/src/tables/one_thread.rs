@@ -25,6 +25,9 @@ use crate::tables::{CellSamples, Run, Sample, enough, take_turns};
 /// Batch sizes of `batch`: those of the published table.
 pub(crate) const BATCH_SIZES: [usize; 9] = [1, 2, 3, 4, 8, 16, 32, 64, 128];
 
+/// Those of them that the first screen and its chart have.
+const BRIEF_BATCH_SIZES: [usize; 4] = [1, 4, 16, 64];
+
 /// The largest of `burst`'s sizes, which are the powers of two up to it.
 pub(crate) const BURST_MOST: usize = 16384;
 
@@ -37,14 +40,26 @@ const ORDERED_LEAST: usize = 16;
 /// Pages of `scatter` by default.
 pub(crate) const SCATTER_PAGES: usize = 16384;
 
+/// The sizes of `scatter` in the chart of the first screen, which continue those of `batch`.
+const BRIEF_SCATTER_SIZES: [usize; 4] = [256, 1024, 4096, SCATTER_PAGES];
+
 /// Pages of `scatter` over 4 GiB.
 pub(crate) const SCATTER_WIDE_PAGES: usize = 1 << 20;
 
 /// Rounds over 4 GiB, where a round of the slowest peers takes seconds.
 const WIDE_ROUNDS: usize = 3;
 
-pub(crate) fn burst_sizes() -> Vec<usize> {
-    (0..).map(|k| 1 << k).take_while(|&n| n <= BURST_MOST).collect()
+pub(crate) fn batch_sizes(is_brief: bool) -> &'static [usize] {
+    if is_brief { &BRIEF_BATCH_SIZES } else { &BATCH_SIZES }
+}
+
+pub(crate) fn burst_sizes(is_brief: bool) -> Vec<usize> {
+    let least = if is_brief { BURST_MOST } else { 1 };
+    (0..).map(|k| 1 << k).skip_while(|&n| n < least).take_while(|&n| n <= BURST_MOST).collect()
+}
+
+pub(crate) fn scatter_sizes(is_brief: bool) -> &'static [usize] {
+    if is_brief { &BRIEF_SCATTER_SIZES } else { &[SCATTER_PAGES] }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,18 +92,21 @@ struct Ctx {
 }
 
 pub(crate) fn batch(run: &mut Run) -> Result<Vec<Record>, Error> {
-    interleaved(run, "batch", Loop::Batch, &BATCH_SIZES, &[], &ListOrder::ALL)
+    let orders = if run.is_brief { &[ListOrder::Random][..] } else { &ListOrder::ALL };
+    interleaved(run, "batch", Loop::Batch, batch_sizes(run.is_brief), &[], orders)
 }
 
 pub(crate) fn burst(run: &mut Run) -> Result<Vec<Record>, Error> {
     let is_array =
         |wanted: &Row| run.rows.iter().any(|row| (row.name, row.backend) == ("pagemill-array", wanted.backend));
-    let more: Vec<Row> = burst_rows().into_iter().filter(is_array).collect();
-    interleaved(run, "burst", Loop::Burst, &burst_sizes(), &more, &ListOrder::ALL)
+    let more: Vec<Row> = burst_rows().into_iter().filter(|row| !run.is_brief && is_array(row)).collect();
+    // The screen has the random order from `scatter`, in which every row frees its pages in random order.
+    let orders = if run.is_brief { &[ListOrder::InOrder][..] } else { &ListOrder::ALL };
+    interleaved(run, "burst", Loop::Burst, &burst_sizes(run.is_brief), &more, orders)
 }
 
 pub(crate) fn scatter(run: &mut Run) -> Result<Vec<Record>, Error> {
-    interleaved(run, "scatter", Loop::Scatter, &[SCATTER_PAGES], &[], &[])
+    interleaved(run, "scatter", Loop::Scatter, scatter_sizes(run.is_brief), &[], &[])
 }
 
 /// A row that takes part. The runner is dropped before its site.
@@ -234,17 +252,19 @@ mod tests {
     fn the_published_tables_cover_the_sizes_that_are_measured() {
         let published = crate::published::Published::load().unwrap();
         let array = published.table("linux-array-2021").unwrap();
-        assert!(BATCH_SIZES.iter().all(|&n| array.at(n, "list").is_some() && array.at(n, "array").is_some()));
+        let at = |n: usize| crate::published::Cell::Number(n as f64);
+        assert!(BATCH_SIZES.iter().all(|&n| ["list", "array"].iter().all(|form| array.number(&at(n), form).is_some())));
         let bulk = published.table("linux-bulk-2017").unwrap();
-        assert!(burst_sizes().iter().all(|&n| bulk.at(n, "total bulk").is_some()));
-        assert_eq!(bulk.at(16384, "alloc bulk").as_deref(), Some("89.0"));
+        assert!(burst_sizes(false).iter().all(|&n| bulk.number(&at(n), "total bulk").is_some()));
+        assert_eq!(bulk.number(&at(16384), "alloc bulk"), Some(89.0));
     }
 
     #[test]
     fn burst_sizes_are_the_powers_of_two_to_16384() {
-        let all = burst_sizes();
+        let all = burst_sizes(false);
         assert_eq!((all.len(), all[0], all[14]), (15, 1, 16384));
         assert!(all.windows(2).all(|pair| pair[1] == 2 * pair[0]));
+        assert_eq!(burst_sizes(true), [16384]);
     }
 
     /// A thread that moved to another processor would use another list.

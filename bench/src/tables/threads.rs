@@ -24,6 +24,10 @@ use crate::tables::{CellSamples, Run, Sample, enough, enough_from, in_turns};
 /// Batch sizes of *own pages*.
 pub(crate) const OWN_SIZES: [usize; 2] = [1, 64];
 
+pub(crate) fn own_sizes(is_brief: bool) -> &'static [usize] {
+    if is_brief { &OWN_SIZES[1..] } else { &OWN_SIZES }
+}
+
 /// Words of the ring between the threads: 64 batches, so that neither thread waits at every batch.
 const RING_WORDS: usize = 64 * HAND_OVER_PAGES;
 
@@ -135,7 +139,7 @@ pub(crate) fn threads(run: &mut Run) -> Result<Vec<Record>, Error> {
         let table = Table { workers, entrants, hands_over };
         table.verify()?;
         let mut records = Vec::new();
-        for n in OWN_SIZES {
+        for &n in own_sizes(run.is_brief) {
             run.progress.set_message(format!("threads: own pages, {n}"));
             records.extend(table.own_pages(run, n)?);
             run.progress.inc(1);

@@ -167,7 +167,7 @@ impl Job<'_> {
         let room = buffer.take(&self.allocator, self.alloc, want, &mut self.tally).map_err(|error| {
             let next = match self.allocator.stats().faults {
                 0 => "give the program more memory, or a smaller --batch",
-                _ => "acquisitions fail on purpose: leave --fail or PAGEMILL_FAIL out",
+                _ => "leave --fail out, and PAGEMILL_FAIL unset",
             };
             Failure::new("no page to copy through", error).next(next)
         })?;

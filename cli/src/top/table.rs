@@ -44,6 +44,7 @@ fn of_allocator(change: &Change, name: &str) -> Vec<String> {
     lines.extend(free_blocks(change, name));
     lines.extend(lists(change, name));
     lines.extend(gauges(change, name, &[("pool", 12)]));
+    lines.extend(gauges(change, name, &[("dma_pool", 16)]));
     lines.extend([String::new(), format!("{:<36}{:>20}{:>20}", "", "total", "a second")]);
     lines.extend(rows(change, Some(name)));
     lines.extend(reasons(change, name));
@@ -93,10 +94,10 @@ fn gauges(change: &Change, name: &str, labels: &[(&str, usize)]) -> Vec<String> 
     let ours = change.now.figures.iter().filter(|figure| figure.is_of(Some(name)) && figure.kind == Kind::Gauge);
     let ours: Vec<_> = ours.filter_map(|figure| Some((place(figure)?, figure))).collect();
     let columns = unique(ours.iter().map(|(_, figure)| &figure.name));
-    let what = labels.last().map_or("", |(label, _)| label);
+    let what = labels.last().map_or("", |(label, _)| label).replace('_', " ");
     let head = |name: &&String| {
         let words = words(name);
-        words.trim_start_matches(what).trim_start().trim_end_matches(" pages").to_owned()
+        words.trim_start_matches(&what).trim_start().trim_end_matches(" pages").to_owned()
     };
     let begin = |texts: &mut dyn Iterator<Item = &str>| {
         let cells = texts.zip(labels).map(|(text, (_, width))| format!("{:<width$}", plain(text)));
@@ -113,7 +114,8 @@ fn gauges(change: &Change, name: &str, labels: &[(&str, usize)]) -> Vec<String> 
     grid(begin(&mut labels.iter().map(|(label, _)| *label)), columns.iter().map(head), rows.collect(), 11)
 }
 
-/// A head, and a line for each row: its first cell as it is, then its values in columns of this width. Nothing without rows.
+/// A head, and a line for each row: its first cell as it is, then its values in columns of this width, or as wide as their heads.
+/// Nothing without rows.
 fn grid(
     first: String,
     heads: impl Iterator<Item = String>,
@@ -123,9 +125,13 @@ fn grid(
     if rows.is_empty() {
         return Vec::new();
     }
-    let head = heads.fold(first, |line, head| line + &format!("{head:>width$}"));
-    let cell = |value: Option<u64>| format!("{:>width$}", value.map_or("-".into(), grouped));
-    let row = |(first, values): (String, Vec<_>)| values.into_iter().fold(first, |line, value| line + &cell(value));
+    let heads: Vec<String> = heads.collect();
+    let widths: Vec<usize> = heads.iter().map(|head| width.max(head.len() + 1)).collect();
+    let head = heads.iter().zip(&widths).fold(first, |line, (head, width)| line + &format!("{head:>width$}"));
+    let cell = |(value, width): (Option<u64>, &usize)| format!("{:>width$}", value.map_or("-".into(), grouped));
+    let row = |(first, values): (String, Vec<_>)| {
+        values.into_iter().zip(&widths).map(cell).fold(first, |line, cell| line + &cell)
+    };
     [String::new(), head].into_iter().chain(rows.into_iter().map(row)).collect()
 }
 
@@ -208,14 +214,14 @@ fn reasons(change: &Change, name: &str) -> Vec<String> {
 /// A histogram of bulk calls: since the last record, or in all if there is none.
 fn sizes(change: &Change, name: &str, what: &str, figure: &str) -> Vec<String> {
     let calls = |record: &Record| -> Vec<(String, u64)> {
-        let pages = |figure: &Figure| Some((figure.label("pages")?.to_owned(), figure.value));
-        record.of(Some(name), figure).filter_map(pages).collect()
+        let blocks = |figure: &Figure| Some((figure.label("blocks")?.to_owned(), figure.value));
+        record.of(Some(name), figure).filter_map(blocks).collect()
     };
     let mut all = calls(&change.now);
     if let Some(before) = &change.before {
         let before = calls(before);
-        for (pages, calls) in &mut all {
-            let then = before.iter().find(|(other, _)| other == pages).map_or(0, |(_, calls)| *calls);
+        for (blocks, calls) in &mut all {
+            let then = before.iter().find(|(other, _)| other == blocks).map_or(0, |(_, calls)| *calls);
             *calls = calls.checked_sub(then).unwrap_or(*calls);
         }
     }
@@ -224,17 +230,17 @@ fn sizes(change: &Change, name: &str, what: &str, figure: &str) -> Vec<String> {
         return Vec::new();
     }
     let since = if change.before.is_some() { "since the last look" } else { "in all" };
-    let mut lines = vec![String::new(), format!("  bulk {what} by pages a call, {since}")];
+    let mut lines = vec![String::new(), format!("  bulk {what} by blocks a call (a page is one), {since}")];
     // Each column is headed by its smallest size.
-    let head = |pages: &str| plain(pages.split('-').next().unwrap_or_default());
-    let width = all.iter().map(|(pages, _)| head(pages).len() + 1).max().unwrap_or(0).max(7);
+    let head = |blocks: &str| plain(blocks.split('-').next().unwrap_or_default());
+    let width = all.iter().map(|(blocks, _)| head(blocks).len() + 1).max().unwrap_or(0).max(7);
     // As many as fit into 80 columns.
     for all in all.chunks((78 / width).max(1)) {
         let (mut bars, mut heads) = ("  ".to_owned(), "  ".to_owned());
-        for (pages, calls) in all {
+        for (blocks, calls) in all {
             let step = (u128::from(*calls) * 8).div_ceil(u128::from(most)) as usize;
             bars += &format!("{:>width$}", STEPS[step.min(8)].to_string().repeat(4));
-            heads += &format!("{:>width$}", head(pages));
+            heads += &format!("{:>width$}", head(blocks));
         }
         lines.extend([bars, heads]);
     }
@@ -291,8 +297,8 @@ mod tests {
     #[test]
     fn a_histogram_of_every_size_fits_80_columns() {
         let steps = (0..32).map(|log2| {
-            let pages = format!("{}-{}", 1_u64 << log2, (2_u64 << log2) - 1);
-            ("f", "counter", json!({ "allocator": "a", "pages": pages }), log2)
+            let blocks = format!("{}-{}", 1_u64 << log2, (2_u64 << log2) - 1);
+            ("f", "counter", json!({ "allocator": "a", "blocks": blocks }), log2)
         });
         let lines = sizes(&change(&steps.collect::<Vec<_>>()), "a", "calls", "f");
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
@@ -326,6 +332,34 @@ mod tests {
         assert!(gauges(&change, "b", &[("pool", 12)]).is_empty());
     }
 
+    /// All figures that a process shows of a pool, with a value of millions in each column.
+    #[test]
+    fn a_pool_and_a_dma_pool_fit_80_columns() {
+        let gauges_of = |prefix: &str| {
+            let is_ours = |figure: &&pagemill_watch::Figure| {
+                figure.name.starts_with(prefix) && figure.kind == pagemill_watch::FigureKind::Gauge
+            };
+            pagemill_watch::FIGURES.iter().filter(is_ours).map(|figure| figure.name).collect::<Vec<_>>()
+        };
+        let kinds = [("pool", 12, "pagemill_pool_", 6), ("dma_pool", 16, "pagemill_dma_pool_", 5)];
+        for (label, width, prefix, columns) in kinds {
+            let names = gauges_of(prefix);
+            assert_eq!(names.len(), columns, "{names:?}");
+            let figures: Vec<_> = names
+                .iter()
+                .map(|name| (*name, "gauge", json!({ "allocator": "a", label: "prp lists" }), 1_234_567))
+                .collect();
+            let lines = lines(&change(&figures));
+            let at = lines.iter().position(|line| line.starts_with("  prp lists")).unwrap();
+            assert_eq!(lines[at].matches("1,234,567").count(), columns, "{lines:#?}");
+            assert_eq!(lines[at].len(), lines[at - 1].len(), "a value stands below its head: {lines:#?}");
+            assert!(
+                lines[at].len() <= 80 && gauges(&change(&figures), "a", &[(label, width)]).len() == 3,
+                "{lines:#?}"
+            );
+        }
+    }
+
     #[test]
     fn shortfalls_have_a_row_for_each_reason_that_occurred() {
         let sample = |node: &str, reason: &str, value: u64| {
@@ -354,7 +388,7 @@ mod tests {
             ("pagemill_handed_out_pages", "gauge", json!({ "allocator": "a" }), max),
             ("pagemill_free_blocks", "gauge", json!({ "allocator": "a", "order": "9999999" }), max),
             ("pagemill_list_pages", "gauge", json!({ "allocator": "a" }), max),
-            ("pagemill_bulk_frees_total", "counter", json!({ "allocator": "a", "pages": "" }), max),
+            ("pagemill_bulk_frees_total", "counter", json!({ "allocator": "a", "blocks": "" }), max),
             ("\u{1b}[31m", "counter", json!({}), max),
         ]);
         let table = lines(&change);

@@ -1,18 +1,18 @@
-//! The words that a pageblock's metadata is made of: 8 words of 64 bits, a set bit a free frame, and one entry of
-//! 32 bits that counts them. Arithmetic on single words only; who may change them when is told in [`crate::buddy`].
+//! The words of a pageblock's metadata: 8 words of 64 bits, in which a set bit is a free frame, and one entry of 32 bits that
+//! counts them. This module only computes with single words. [`crate::buddy`] says which operation may change them when.
 use crate::{Mobility, Order};
 
 /// A pageblock's entry.
 ///
 /// | bits | |
 /// |---|---|
-/// | 0-9 | free frames that nobody has reserved |
+/// | 0-9 | free frames that are not reserved |
 /// | 10-11 | mobility, meaningful while the block is in use, or whole and first |
-/// | 12 | bound: a CPU draws from it |
+/// | 12 | bound: a CPU takes frames from it |
 /// | 13 | handed out whole, as an order-9 block or part of a larger one |
 /// | 14 | whole, and not the first pageblock of its block |
 /// | 16-20 | whole and first: the order; 0 while its memory goes back to the system |
-/// | 16-31 | in use by nobody: see [`crate::idle`] |
+/// | 16-31 | all frames free: see [`crate::idle`] |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Entry(pub(crate) u32);
 
@@ -24,19 +24,19 @@ impl Entry {
     const TAIL: u32 = 1 << 14;
     const ORDER_SHIFT: u32 = 16;
     const MARK_SHIFT: u32 = 16;
-    /// The mark of a pageblock whose memory the system has.
+    /// The mark of a pageblock whose memory is gone.
     pub(crate) const GONE: u16 = u16::MAX;
 
     pub(crate) const fn unused(free: u32) -> Self {
         Self(free)
     }
-    /// The first pageblock of a block that is handed out whole; `mobility` is what its pages become when it is split.
+    /// The first pageblock of a block that is handed out whole. When it is split, its pages get this `mobility`.
     pub(crate) const fn whole(order: Order, mobility: Mobility) -> Self {
         Self(Self::WHOLE | (mobility as u32) << Self::MOBILITY_SHIFT | (order.get() as u32) << Self::ORDER_SHIFT)
     }
-    /// A pageblock of such a block, but the first.
+    /// Any other pageblock of such a block.
     pub(crate) const TAIL_OF_WHOLE: Self = Self(Self::WHOLE | Self::TAIL);
-    /// Taken while its memory goes back to the system.
+    /// A pageblock that is taken while its memory goes back to the system.
     pub(crate) const GOING: Self = Self::whole(Order::ZERO, Mobility::Unmovable);
     pub(crate) const fn in_use(free: u32, mobility: Mobility) -> Self {
         Self(free | (mobility as u32) << Self::MOBILITY_SHIFT)
@@ -64,12 +64,12 @@ impl Entry {
     pub(crate) const fn with_free(self, free: u32) -> Self {
         Self(self.0 & !Self::FREE | free)
     }
-    /// In use by `mobility` from now on: the mark goes.
+    /// The entry of a pageblock in use by `mobility`, without the mark.
     pub(crate) const fn with_mobility(self, mobility: Mobility) -> Self {
         const KEPT: u32 = ((1 << Entry::MARK_SHIFT) - 1) & !(3 << Entry::MOBILITY_SHIFT);
         Self(self.0 & KEPT | (mobility as u32) << Self::MOBILITY_SHIFT)
     }
-    /// What the system has of a pageblock that nobody uses.
+    /// What is known of the memory of a pageblock whose frames are all free.
     pub(crate) const fn mark(self) -> u16 {
         (self.0 >> Self::MARK_SHIFT) as u16
     }
@@ -81,7 +81,7 @@ impl Entry {
     }
 }
 
-/// The `n` lowest bits, all 64 above that.
+/// The `n` lowest bits; all 64 if `n` is larger.
 pub(crate) fn low_bits(n: u32) -> u64 {
     if n >= 64 { !0 } else { (1 << n) - 1 }
 }
@@ -113,7 +113,7 @@ const STARTS: [u64; 7] = [
 #[inline]
 pub(crate) fn aligned_runs(word: u64, order: u8) -> u64 {
     if word == !0 {
-        return STARTS[usize::from(order)]; // As where whole pageblocks are free.
+        return STARTS[usize::from(order)]; // The usual case where whole pageblocks are free.
     }
     let mut runs = word;
     for half in 0..order {
@@ -122,7 +122,7 @@ pub(crate) fn aligned_runs(word: u64, order: u8) -> u64 {
     runs & STARTS[usize::from(order)]
 }
 
-/// 2^order set bits, order 0 to 6.
+/// A run of 2^order set bits, for orders 0 to 6.
 pub(crate) const fn run_mask(order: u8) -> u64 {
     if order >= 6 { !0 } else { (1 << (1 << order)) - 1 }
 }
@@ -141,7 +141,7 @@ pub(crate) fn best_runs(word: u64, order: u8, n: u32) -> u64 {
     match n {
         1 if cheap != 0 => cheap & cheap.wrapping_neg(),
         1 => runs & runs.wrapping_neg(),
-        // As many as a word can have.
+        // `n` is at least the number of blocks that fit in a word.
         _ if n >= 64 >> order => runs,
         _ => {
             let cheap = lowest(cheap, n);

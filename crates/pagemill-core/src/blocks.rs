@@ -32,9 +32,9 @@ impl Buddy<'_> {
         pfn
     }
 
-    /// Takes up to `want` blocks of `order`, 8 at most, from pageblocks of `mobility` or unused ones, as long as `floor` frames stay
+    /// Takes up to `want` blocks of `order`, which is 8 at most, from pageblocks of `mobility` or unused ones, as long as `floor` frames stay
     /// free. Blocks of one word are taken together: `emit` gets the word's first frame, and a bit for each block's first frame.
-    /// Returns how many.
+    /// Returns how many: none of a larger order.
     ///
     /// ```
     /// # use pagemill_core::{Mobility, Order, Pfn, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
@@ -56,6 +56,9 @@ impl Buddy<'_> {
         floor: u32,
         emit: &mut impl FnMut(Pfn, u64),
     ) -> usize {
+        if order >= Order::PAGEBLOCK {
+            return 0;
+        }
         let frames = order.frames() as usize;
         let most = want.min(self.managed_frames() as usize / frames);
         let Some(claim) = self.claim(most * frames, floor) else { return 0 };
@@ -203,20 +206,34 @@ impl Buddy<'_> {
         }
     }
 
-    /// Withholds a pageblock: from now on only [`take_withheld`](Self::take_withheld) takes from it, so that a block of `order`, 9 at most,
-    /// becomes whole in it. Chooses the one with the most free frames of the pageblocks behind `from`, or of all if none of those will
-    /// do. Requests that have begun to take from it go on. Returns its number; none if no pageblock can have such a block. One
-    /// pageblock is withheld at a time.
-    pub fn withhold(&self, order: Order, from: PageblockId) -> Option<PageblockId> {
+    /// Withholds a pageblock: from now on only [`take_withheld`](Self::take_withheld) and
+    /// [`take_withheld_run`](Self::take_withheld_run) take from it, so that a block or run of `frames` becomes whole in it, at a
+    /// multiple of `align` frames.
+    /// Chooses the one with the most free frames of the pageblocks behind `from`, or of all if none of those will do. Requests
+    /// that have begun to take from it go on. Returns its number; none if no pageblock can have so many. One pageblock is
+    /// withheld at a time.
+    pub fn withhold(&self, frames: u32, align: u32, from: PageblockId) -> Option<PageblockId> {
+        let (frames, align) = (frames.max(1), align.max(1));
         let fits = |block: &PageblockId| {
             let entry = Entry(self.area(*block).load(Relaxed));
-            !entry.is_whole() && entry.free() > 0 && self.frames_of(*block) >= order.frames()
+            !entry.is_whole() && entry.free() > 0 && self.could_have(*block, frames, align)
         };
         let free_of = |block: &PageblockId| Entry(self.area(*block).load(Relaxed)).free();
         let behind = self.blocks().skip(from.as_usize() + 1).filter(fits).max_by_key(free_of);
         let block = behind.or_else(|| self.blocks().filter(fits).max_by_key(free_of))?;
         self.withheld.store(block.as_entry(), Relaxed);
         Some(block)
+    }
+
+    /// Whether the pageblock has so many neighbouring frames from a multiple of `align` on, none of them absent.
+    fn could_have(&self, block: PageblockId, frames: u32, align: u32) -> bool {
+        let mut run = 0;
+        (0..self.frames_of(block)).any(|at| {
+            let absent = self.absent_in(block.first_word().offset(at as usize / 64));
+            let is_cut = absent >> (at % 64) & 1 != 0 || (run == 0 && at % align != 0);
+            run = if is_cut { 0 } else { run + 1 };
+            run >= frames
+        })
     }
 
     /// Takes a block of `order` from the withheld pageblock, if it has one and `floor` frames stay free. A whole pageblock becomes
@@ -295,7 +312,9 @@ impl Buddy<'_> {
         self.check_in_zone(pfn, order)?;
         let block = self.block_of(pfn);
         if order >= Order::PAGEBLOCK {
-            let head = self.check_whole(block, order)?;
+            let is_absent = self.absent_in(self.word_of(pfn)) & 1 != 0;
+            let head =
+                self.check_whole(block, order).map_err(|kind| if is_absent { MisuseKind::Foreign } else { kind })?;
             // The thread that released the first pageblock releases the others.
             if !self.release_whole(block, head) {
                 return Err(MisuseKind::DoubleFree);
@@ -309,12 +328,15 @@ impl Buddy<'_> {
         let first = self.word_of(pfn);
         let span = (order.frames() as usize).div_ceil(64);
         let mask = run_mask(order.get().min(6)) << (pfn.as_u32() % 64);
-        if self.bits[first.as_usize()..][..span].iter().any(|word| word.load(Relaxed) & mask != 0) {
+        let words = (0..span).map(|at| first.offset(at));
+        if words.clone().any(|word| self.absent_in(word) & mask != 0) {
+            return Err(MisuseKind::Foreign);
+        }
+        if words.clone().any(|word| self.bits[word.as_usize()].load(Relaxed) & mask != 0) {
             return Err(MisuseKind::DoubleFree);
         }
         // Only bits that were clear count: another thread may be freeing the same block.
-        let freed =
-            (0..span).map(|at| first.offset(at)).map(|word| (mask & !self.set_bits(word, mask)).count_ones()).sum();
+        let freed = words.map(|word| (mask & !self.set_bits(word, mask)).count_ones()).sum();
         let mut is_complete = false;
         if freed > 0 {
             self.raise(block, freed);
@@ -356,8 +378,24 @@ impl Buddy<'_> {
         }
     }
 
-    fn check_in_zone(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
-        let (start, frames) = (self.start().as_u32(), u64::from(self.managed_frames()));
+    /// Refuses a page that is not handed out: absent, free, or in a block that is handed out whole. Or outside of the span.
+    pub(crate) fn check_page_out(&self, pfn: Pfn) -> Result<(), MisuseKind> {
+        self.check_in_zone(pfn, Order::ZERO)?;
+        let entry = Entry(self.area(self.block_of(pfn)).load(Acquire));
+        match entry.whole_order() {
+            _ if self.absent_in(self.word_of(pfn)) >> (pfn.as_u32() % 64) & 1 != 0 => Err(MisuseKind::Foreign),
+            Some(0) => Err(MisuseKind::DoubleFree), // On its way to the system.
+            Some(handed_out) if pfn.is_aligned_to(Order::PAGEBLOCK) => {
+                Err(MisuseKind::WrongOrder { handed_out, freed: 0 })
+            }
+            _ if entry.is_whole() => Err(MisuseKind::Inside),
+            _ if self.is_free(pfn) => Err(MisuseKind::DoubleFree),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn check_in_zone(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
+        let (start, frames) = (self.start().as_u32(), u64::from(self.spanned_frames()));
         let is_inside = pfn.as_u32() >= start && u64::from(pfn.as_u32() - start) + u64::from(order.frames()) <= frames;
         match (is_inside, pfn.is_aligned_to(order)) {
             (false, _) => Err(MisuseKind::Foreign),
@@ -419,7 +457,7 @@ mod tests {
         let buddy = Buddy::new(Pfn::new(0), FRAMES, &bits, &areas).unwrap().sleeping(sleep);
         assert!(buddy.large.try_take());
         assert_eq!(buddy.alloc_block(Order::new(10).unwrap(), Mobility::Unmovable, 0), Some(Pfn::new(0)));
-        // Once each: what a lock was waited for is told to whoever may wait as well.
+        // Once each: a thread that waited for the lock wakes the next waiter.
         assert_eq!((SLEPT.load(Relaxed), WOKEN.load(Relaxed)), (1, 1));
         assert!(buddy.large.try_take());
     }

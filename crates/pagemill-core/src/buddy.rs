@@ -16,7 +16,7 @@
 //! Order 0 uses compare-and-swap alone. Every loop that looks for bits that other threads move has bounded retries, so a signal
 //! handler can interrupt anywhere (C2.5). Orders 1 to 8 do the same over more words, and undo. Order 9
 //! claims one whole pageblock; if its first look finds none it takes the one lock, as orders above 9 always do, so that two requests
-//! do not undo each other for ever. No other operation takes the lock.
+//! do not undo each other for ever. So do requests for runs of any length (`contig.rs`). No other operation takes the lock.
 //!
 //! # Placement
 //! A CPU draws from the pageblock that is bound to it until that is empty. Then it binds the fullest one of the same mobility to which
@@ -26,9 +26,10 @@ use crate::error::Invalid;
 use crate::handful::Handful;
 use crate::index::{BlockIndex, Class, UNUSED};
 use crate::lock::{Lock, Sleep};
+use crate::map::FrameRange;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, latest_u32};
 use crate::units::BLOCK_WORDS;
-use crate::{Mobility, Order, PAGEBLOCK_FRAMES, PageblockId, Pfn, WordId};
+use crate::{Mobility, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, PageblockId, Pfn, WordId};
 use Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::AtomicBool;
 
@@ -53,6 +54,27 @@ impl BuddyMetadata {
     pub const fn for_frames(frames: u32) -> Self {
         let blocks = frames.div_ceil(PAGEBLOCK_FRAMES) as usize;
         Self { words: blocks * BLOCK_WORDS + BlockIndex::words_for(blocks), areas: blocks }
+    }
+    /// The metadata of a buddy with holes, made by [`Buddy::over`]: one bit more for each frame of the span, by which misuse is seen.
+    ///
+    /// ```
+    /// use pagemill_core::{BuddyMetadata, FrameRange, Pfn};
+    /// let span = FrameRange::new(Pfn::new(0x100), 1 << 18)?; // a GiB from the second MiB on
+    /// assert_eq!(BuddyMetadata::for_span(span).pages().get(), 18);
+    /// # Ok::<(), pagemill_core::MapError>(())
+    /// ```
+    pub const fn for_span(span: FrameRange) -> Self {
+        let (_, frames) = span.widened();
+        let need = Self::for_frames(frames);
+        Self { words: need.words + frames.div_ceil(64) as usize, areas: need.areas }
+    }
+    /// Its size in bytes: the words, and the entries behind them.
+    pub const fn bytes(self) -> usize {
+        self.words * 8 + self.areas * 4
+    }
+    /// The pages that it fills.
+    pub const fn pages(self) -> PageCount {
+        PageCount::new(self.bytes().div_ceil(PAGE_SIZE))
     }
     /// The same in bits a frame (C10.3: at most 2).
     pub fn bits_per_frame(self, frames: u32) -> f64 {
@@ -97,7 +119,7 @@ impl Default for BoundBlock {
     }
 }
 
-/// A buddy over metadata that the caller lends. See the [module's theory](self) and the example at the
+/// A buddy over metadata that the caller lends. The file `buddy.rs` begins with its theory. See also the example at the
 /// [crate's root](crate).
 #[derive(Debug)]
 pub struct Buddy<'m> {
@@ -106,9 +128,13 @@ pub struct Buddy<'m> {
     pub(crate) bits: &'m [AtomicU64],
     pub(crate) areas: &'m [AtomicU32],
     pub(crate) index: BlockIndex<'m>,
+    /// A bit for each frame that is absent, if there may be any: see [`crate::holes`].
+    pub(crate) absent: &'m [AtomicU64],
+    /// How many are.
+    pub(crate) absent_frames: AtomicU32,
     /// Free frames, changed once a section; [`CLOSED`] above them once it is closed.
     pub(crate) free: AtomicUsize,
-    /// Held while a thread looks for whole pageblocks.
+    /// Held while a thread looks for whole pageblocks, or for a run.
     pub(crate) large: Lock,
     /// How threads that wait for the lock sleep.
     pub(crate) sleep: Sleep,
@@ -133,7 +159,7 @@ pub(crate) struct Claim {
 
 /// Sweeps over a block's words for bits that a reservation is sure of but that move while it looks. A sweep that misses met a thread
 /// that made progress; after so many sweeps the reservation is given back.
-const SWEEPS: u32 = 4;
+pub(crate) const SWEEPS: u32 = 4;
 
 impl<'m> Buddy<'m> {
     /// A buddy of `frames` frames from `start`, all free. The metadata must be zero, and is written here for the first time.
@@ -144,30 +170,10 @@ impl<'m> Buddy<'m> {
     ///
     /// # Panics
     /// If `start` is not the first frame of a pageblock. Blocks are aligned to their size by their frames' numbers, so
-    /// those must lie as the addresses do.
+    /// those must lie as the addresses do. If there are frames above [`FrameRange::MOST`](crate::FrameRange::MOST).
     pub fn new(start: Pfn, frames: u32, words: &'m [AtomicU64], areas: &'m [AtomicU32]) -> Result<Self, Invalid> {
-        let need = BuddyMetadata::for_frames(frames);
-        if frames == 0 || words.len() < need.words || areas.len() < need.areas {
-            return Err(Invalid::Metadata { frames: frames as usize, most: words.len() / BLOCK_WORDS * 512 });
-        }
-        assert!(start.is_aligned_to(Order::PAGEBLOCK), "a buddy starts at {start}, which is not a multiple of 512");
-        let blocks = need.areas;
-        let (bits, index) = words.split_at(blocks * BLOCK_WORDS);
-        let index = BlockIndex::new(index, blocks);
-        let buddy = Self {
-            start,
-            frames,
-            bits,
-            areas,
-            index,
-            free: AtomicUsize::new(frames as usize),
-            large: Lock::new(),
-            sleep: Sleep::SPIN,
-            withheld: AtomicU32::new(0),
-            used: &[],
-            forgets_use: AtomicBool::new(false),
-            is_mixed: AtomicBool::new(false),
-        };
+        let mut buddy = Self::laid_out(start, frames, words, areas)?;
+        buddy.free = AtomicUsize::new(frames as usize);
         for block in buddy.blocks() {
             let free = buddy.frames_of(block);
             for (i, word) in buddy.words_of(block).iter().enumerate() {
@@ -181,6 +187,46 @@ impl<'m> Buddy<'m> {
         Ok(buddy)
     }
 
+    /// A buddy whose metadata is yet to be written, without a free frame.
+    pub(crate) fn laid_out(
+        start: Pfn,
+        frames: u32,
+        words: &'m [AtomicU64],
+        areas: &'m [AtomicU32],
+    ) -> Result<Self, Invalid> {
+        let need = BuddyMetadata::for_frames(frames);
+        let (Some(words), Some(areas)) = (words.get(..need.words), areas.get(..need.areas)) else {
+            return Err(Self::too_little_metadata(frames, words));
+        };
+        if frames == 0 {
+            return Err(Self::too_little_metadata(frames, words));
+        }
+        assert!(start.is_aligned_to(Order::PAGEBLOCK), "a buddy starts at {start}, which is not a multiple of 512");
+        let is_below = FrameRange::new(start, frames).is_ok();
+        assert!(is_below, "a buddy of {frames} frames from {start} ends above frame {}", FrameRange::MOST);
+        let (bits, index) = words.split_at(need.areas * BLOCK_WORDS);
+        Ok(Self {
+            start,
+            frames,
+            bits,
+            areas,
+            index: BlockIndex::new(index, need.areas),
+            absent: &[],
+            absent_frames: AtomicU32::new(0),
+            free: AtomicUsize::new(0),
+            large: Lock::new(),
+            sleep: Sleep::SPIN,
+            withheld: AtomicU32::new(0),
+            used: &[],
+            forgets_use: AtomicBool::new(false),
+            is_mixed: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn too_little_metadata(frames: u32, words: &[AtomicU64]) -> Invalid {
+        Invalid::Metadata { frames: frames as usize, most: words.len() / BLOCK_WORDS * 512 }
+    }
+
     /// The same buddy. Requests for whole pageblocks wait for one another by `sleep`; otherwise they spin.
     pub fn sleeping(self, sleep: Sleep) -> Self {
         Self { sleep, ..self }
@@ -190,14 +236,18 @@ impl<'m> Buddy<'m> {
     pub fn start(&self) -> Pfn {
         self.start
     }
-    /// The number of its frames.
+    /// The number of its frames, without those that are absent.
     pub fn managed_frames(&self) -> u32 {
+        self.frames - self.absent_frames.load(Relaxed)
+    }
+    /// The number of frames from its first to its last one, with those that are absent.
+    pub fn spanned_frames(&self) -> u32 {
         self.frames
     }
     /// Its free frames, without those on lists. Exact at rest. A thread that sees all frames free also sees everything that was done
     /// to the buddy before.
     pub fn free_frames(&self) -> usize {
-        // Acquire pairs with the Release in `add_free`. Who takes frames may be counted before who gave them.
+        // Acquire pairs with the Release in `add_free`. A take may be counted before the free that made it possible.
         let free = self.free.load(Acquire);
         if free > self.frames as usize { 0 } else { free }
     }
@@ -486,10 +536,17 @@ impl<'m> Buddy<'m> {
         self.file(block, Class::of(before, frames), Class::of(after, frames));
     }
 
-    /// Sets bits of one word. Returns those that were set already: double frees.
+    /// Sets bits of one word. Returns those that were set already, and those of absent frames: nobody could own these.
     pub(crate) fn set_bits(&self, word: WordId, mask: u64) -> u64 {
         step!("Buddy::set_bits");
-        self.bits[word.as_usize()].fetch_or(mask, Release) & mask
+        let absent = mask & self.absent_in(word);
+        self.bits[word.as_usize()].fetch_or(mask & !absent, Release) & mask | absent
+    }
+
+    /// The absent frames of a word.
+    #[inline]
+    pub(crate) fn absent_in(&self, word: WordId) -> u64 {
+        self.absent.get(word.as_usize()).map_or(0, |word| word.load(Relaxed))
     }
 
     /// Moves a block in the index after its entry changed.
@@ -538,6 +595,7 @@ impl<'m> Buddy<'m> {
     /// ```
     pub fn close(&self, aside: usize) -> bool {
         let whole = self.frames as usize; // Before: as in `add_free`.
+        let aside = aside + self.absent_frames.load(Relaxed) as usize;
         // AcqRel as in `add_free`.
         let before = self.free.fetch_add(CLOSED + aside, AcqRel);
         before.wrapping_add(aside) == whole

@@ -6,11 +6,11 @@ use core::fmt;
 /// ```
 /// use pagemill_core::{Exhausted, Why};
 /// let refused = Exhausted { wanted: 10, got: 4, order: 0, why: Why::BelowMark };
-/// assert!(refused.to_string().starts_with("wanted 10, got 4: what is free lies below the mark"));
+/// assert!(refused.to_string().starts_with("wanted 10, got 4: free memory is below the watermark"));
 /// let refused = Exhausted { order: 3, ..refused };
 /// assert!(refused.to_string().starts_with("wanted 10 of order 3, got 4: "));
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("wanted {wanted}{}, got {got}: {why}", OfOrder(*order))]
 pub struct Exhausted {
     /// How many blocks, or elements of a pool, the request must have.
@@ -39,7 +39,7 @@ impl fmt::Display for OfOrder {
 /// let shortfall = Shortfall { missing: 3, why: Why::Cancelled };
 /// assert_eq!(shortfall.to_string(), "3 missing: it was cancelled");
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{missing} missing: {why}")]
 pub struct Shortfall {
     /// How many.
@@ -57,11 +57,11 @@ pub enum Why {
     /// The zones have no more.
     #[error("there are no more; free some, ask for fewer, or make the arena (of a pool: the reserve) larger")]
     Exhausted,
-    /// What they have lies below the mark that the request's flags reach down to.
-    #[error("what is free lies below the mark that its flags reach down to; free some, or lower the watermarks")]
+    /// Free memory is below the watermark for the request's flags.
+    #[error("free memory is below the watermark for these flags; free some, or lower the watermarks")]
     BelowMark,
     /// No node that the request names is allowed, or has memory.
-    #[error("no node that it may have memory of is allowed here and has any; name others")]
+    #[error("no node of the request is both allowed and has memory; name other nodes")]
     NotAllowed,
     /// The request's account has no more.
     #[error("its account has no more; uncharge what was freed, or raise the limit")]
@@ -73,15 +73,15 @@ pub enum Why {
     #[error("it was cancelled")]
     Cancelled,
     /// It waited until its deadline.
-    #[error("nothing came back before its deadline; free some, or wait longer")]
+    #[error("no memory was freed before the deadline; free some, or wait longer")]
     TimedOut,
     /// There is memory, and acquisitions like this one are made to fail (C3.14).
-    #[error("there is memory, and faults are injected; PAGEMILL_FAIL says which, or the program")]
+    #[error("an injected fault made the request fail")]
     Fault,
-    /// They are to be committed, and the system would not: it has no memory, or the process's limit leaves no room.
+    /// The system refused to commit the pages: it has no memory, or the process's limit leaves no room.
     #[error(
-        "the system has no memory for them, or the process's limit (that of its control group) leaves no room; free what \
-         is not needed and give it back, or raise the limit"
+        "the system has no memory for them, or the process's limit (that of its control group) leaves no room; free \
+         memory and give it back, or raise the limit"
     )]
     Uncommitted,
 }
@@ -133,7 +133,7 @@ impl Why {
     }
 }
 
-/// What is wrong with a value, whoever asks for what with it.
+/// A value that is invalid in every request.
 ///
 /// ```
 /// use pagemill_core::{Invalid, Order};
@@ -141,7 +141,7 @@ impl Why {
 /// assert_eq!(refused, Invalid::OrderTooLarge { order: 31 });
 /// assert_eq!(refused.to_string(), "order 31 is above the largest, 18 (1 GiB)");
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Invalid {
     /// Orders go from 0 to 18.
@@ -163,6 +163,14 @@ pub enum Invalid {
         /// Their `high`.
         high: u32,
     },
+    /// Fewer words than per-CPU lists take for the frames of a buddy: one bit for each.
+    #[error("per-CPU lists over {words} words: the frames of their buddy take {need}, as `kept_words_for` says")]
+    Kept {
+        /// How many words there are.
+        words: usize,
+        /// How many there must be.
+        need: usize,
+    },
     /// A buddy of no frames, or over less metadata than its frames take.
     #[error(
         "a buddy of {frames} frames over metadata for {most}: it takes at least one frame, and the metadata that \
@@ -176,8 +184,8 @@ pub enum Invalid {
     },
 }
 
-/// A block came back that cannot be taken: nothing was changed (C2.4).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A block cannot be freed or taken up. Nothing was changed (C2.4).
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Misuse {
     /// What is wrong with it.
     pub kind: MisuseKind,
@@ -185,7 +193,7 @@ pub struct Misuse {
     pub addr: usize,
 }
 
-/// What is wrong with a block that came back.
+/// Why a block cannot be freed or taken up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum MisuseKind {
@@ -204,16 +212,16 @@ pub enum MisuseKind {
     Unaligned,
     /// It is inside a larger block, not its start.
     Inside,
-    /// It was found on two ways at once and put aside; somebody freed it twice.
+    /// The frame was freed twice, and is in quarantine.
     Quarantined,
     /// A pool was dropped with blocks out. Its pages stay as they are.
     PoolInUse {
         /// How many.
         out: usize,
     },
-    /// Two freed it at once; it is out, and is not handed out again for the second.
+    /// Two threads freed it at once. It stays with its owner.
     FreedTwice,
-    /// Somebody wrote to it while it was free, a device perhaps.
+    /// It was written to while it was free, perhaps by a device.
     WrittenFree,
 }
 
@@ -239,3 +247,15 @@ impl fmt::Display for Misuse {
 }
 
 impl core::error::Error for Misuse {}
+
+/// The sentence, as `Display`: a `main` that returns an error prints it by `Debug`.
+macro_rules! debug_is_the_sentence {
+    ($($error:ty),*) => {
+        $(impl fmt::Debug for $error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        })*
+    };
+}
+debug_is_the_sentence!(Exhausted, Shortfall, Invalid, Misuse);

@@ -98,27 +98,39 @@ impl Gfp {
     /// How hard to try: at most one of these.
     const PATIENCE: u32 = Self::NORETRY.0 | Self::RETRY_MAYFAIL.0 | Self::NOFAIL.0;
 
-    /// Are all flags of `other` set here?
+    /// Whether all flags of `other` are set here.
     #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// May the request wait?
+    /// Whether the request may wait.
     #[inline]
     pub const fn may_wait(self) -> bool {
         self.0 & Self::RECLAIM != 0
     }
 
-    /// May its reclaim call shrinkers that do I/O?
+    /// Whether its reclaim may call shrinkers that do I/O.
     #[inline]
     pub const fn may_io(self) -> bool {
         self.0 & Self::IO != 0
     }
-    /// May its reclaim call shrinkers that enter a file system?
+    /// Whether its reclaim may call shrinkers that enter a file system.
     #[inline]
     pub const fn may_fs(self) -> bool {
         self.0 & Self::FS != 0
+    }
+
+    /// The same without the flags of `other`.
+    ///
+    /// ```
+    /// # use pagemill_core::Gfp;
+    /// assert_eq!((Gfp::NOIO | Gfp::ZERO).without(Gfp::ZERO), Gfp::NOIO);
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     /// The same, but it neither waits nor touches a reserve.
@@ -144,7 +156,7 @@ impl Gfp {
         Self((self.0 & !(Self::RESERVE | Self::PATIENCE)) | Self::NORETRY.0)
     }
 
-    /// Nothing to check, nothing to clear: the request of the fast path.
+    /// Whether nothing has to be checked or cleared: a request of the fast path.
     #[inline]
     pub const fn is_plain(self) -> bool {
         self.0 & Self::LOOK == 0 && self.0 & self.0 >> 1 & Self::PAIRS == 0
@@ -156,7 +168,7 @@ impl Gfp {
         Self(self.0 & Self::KIND)
     }
 
-    /// Does any memory do, of whatever node and address?
+    /// Whether memory of any node and address will do.
     #[inline]
     pub const fn is_anywhere(self) -> bool {
         self.0 & Self::PLACE == 0

@@ -1,13 +1,13 @@
-//! Giving frames back to the buddy, many at a time and in any order.
+//! Frees frames to the buddy, many at a time and in any order.
 //!
-//! A frame costs two atomic operations when it goes back alone: its bit, its block's count. Frames that share a word
-//! or a block share them here: a small direct-mapped table collects masks by word, a second one counts by block, and
-//! an entry is written when another word wants its place, or at the end. Counts go last, after all bits (I1).
+//! A frame that is freed alone costs two atomic operations: one on its bit, one on the count of its pageblock. Here frames of one word
+//! or pageblock share them: a small direct-mapped table collects masks by word, a second one counts by pageblock. An entry is written
+//! when another word needs its place, or at the end. The counts are written last, after all bits (I1).
 use crate::area::{aligned_runs, low_bits};
 use crate::{Buddy, Handful, Order, PageblockId, Pfn, WordId};
 use core::borrow::BorrowMut;
 
-/// What was given.
+/// The result of a [`Giving`].
 ///
 /// ```
 /// let given = pagemill_core::Given::default();
@@ -17,18 +17,18 @@ use core::borrow::BorrowMut;
 pub struct Given {
     /// Frames that are free now.
     pub frames: usize,
-    /// Frames that were free already: somebody freed them twice, and two CPUs raced through it.
+    /// Frames that were free already, or were given twice in this call.
     pub doubles: usize,
-    /// The first frames of blocks among those, if the [`Giving`] is [of an order](Giving::of_order): of several that give a block at the
-    /// same moment one and no more is not told so.
+    /// How many blocks those are, if the [`Giving`] is [of an order](Giving::of_order). If several threads give a block at the same
+    /// moment, it counts here for all but one of them.
     pub double_blocks: usize,
-    /// The last of those frames.
+    /// The last frame that was free already.
     pub last_double: Option<Pfn>,
-    /// The buddy was [closed](Buddy::close), and these were its last frames: the caller is alone with it from now on.
+    /// The buddy was [closed](Buddy::close), and these were its last frames. From now on the caller alone uses it.
     pub is_complete: bool,
 }
 
-/// Bits of `SLOTS` words at most, by word: what a [`Giving`] collects frames in. Zeroed memory is an empty one.
+/// The table in which a [`Giving`] collects frames: the bits of up to `SLOTS` words. Zeroed memory is an empty table.
 /// [`Giving::by`] shows how it is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WordTable<const SLOTS: usize> {
@@ -38,7 +38,7 @@ pub struct WordTable<const SLOTS: usize> {
 }
 
 impl<const SLOTS: usize> WordTable<SLOTS> {
-    /// An empty one.
+    /// An empty table.
     pub const fn new() -> Self {
         Self { words: [0; SLOTS], masks: [0; SLOTS] }
     }
@@ -50,34 +50,35 @@ impl<const SLOTS: usize> Default for WordTable<SLOTS> {
     }
 }
 
-/// Frames on their way back to a buddy; [`finish`](Self::finish) completes it.
+/// Frames on their way to a buddy. [`finish`](Self::finish) completes the call.
 #[derive(Debug)]
 #[must_use = "frames are lost unless it is finished"]
 pub struct Giving<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>> = WordTable<SLOTS>> {
     buddy: &'z Buddy<'m>,
     order: Order,
     table: T,
-    /// (block plus one, frames).
+    /// Each entry is a pageblock's number plus one, and a count of frames.
     counts: [(u32, u32); 32],
     given: Given,
 }
 
 impl<'z, 'm> Giving<'z, 'm, 32> {
-    /// Begins to give frames back to a buddy.
+    /// Begins to give frames to a buddy.
     pub fn to(buddy: &'z Buddy<'m>) -> Self {
         Self::by(buddy, WordTable::new())
     }
 }
 
 impl<'z, 'm> Giving<'z, 'm, 256> {
-    /// [`to`](Giving::to) for thousands of frames in any order: more words are collected before they are written.
+    /// As [`to`](Giving::to), for thousands of frames in any order: it collects more words before it writes them.
     pub fn many_to(buddy: &'z Buddy<'m>) -> Self {
         Self::by(buddy, WordTable::new())
     }
 }
 
 impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, SLOTS, T> {
-    /// The same with a table of the caller's, which must be empty and is so again when this is finished.
+    /// Begins to give frames to a buddy, and collects them in the caller's table, which must be empty. It is empty again when the call
+    /// is finished.
     ///
     /// ```
     /// # use pagemill_core::{BoundBlock, Giving, Mobility, Pfn, WordTable, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
@@ -96,7 +97,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         Self { buddy, order: Order::ZERO, table, counts: [(0, 0); 32], given: Given::default() }
     }
 
-    /// All that is given are blocks of this order, 8 at most.
+    /// Promises that only blocks of this order are given. The order is at most 8.
     pub fn of_order(self, order: Order) -> Self {
         Self { order, ..self }
     }
@@ -107,7 +108,7 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         self.give_bits(self.buddy.word_of(pfn), 1 << (pfn.as_u32() % 64));
     }
 
-    /// Gives frames by their numbers; contiguous ones cost less.
+    /// Gives frames by their numbers. Neighbouring frames cost less.
     #[inline]
     pub fn give_slice(&mut self, pfns: &[Pfn]) {
         let mut groups = pfns.chunks_exact(8);
@@ -134,15 +135,16 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         }
     }
 
-    /// Gives what is left of a handful.
+    /// Gives the remaining frames of a handful.
     pub fn give_handful(&mut self, handful: &mut Handful) {
         while let Some((first, mask)) = handful.next_word(64) {
             self.give_bits(self.buddy.word_of(first), mask);
         }
     }
 
+    /// Gives frames of one word.
     #[inline]
-    fn give_bits(&mut self, word: WordId, mask: u64) {
+    pub(crate) fn give_bits(&mut self, word: WordId, mask: u64) {
         let slot = word.as_usize() % SLOTS;
         if self.table.borrow().words[slot] != word.as_u32() + 1 {
             if mask == !0 {
@@ -183,7 +185,8 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         if doubles != 0 {
             self.note_doubles(word, doubles);
         }
-        // Without an instruction for it, counting bits takes ten; a full word is the usual one where frames are in order.
+        // Without a population-count instruction, counting bits takes about ten instructions. If frames come in order, most words are
+        // full, so they are tested first.
         let frames = if mask & !doubles == !0 { 64 } else { (mask & !doubles).count_ones() };
         self.given.frames += frames as usize;
         let block = word.pageblock();
@@ -204,20 +207,20 @@ impl<'z, 'm, const SLOTS: usize, T: BorrowMut<WordTable<SLOTS>>> Giving<'z, 'm, 
         }
     }
 
-    /// How many frames were given so far, doubles among them.
+    /// The number of frames given so far, including those that were free already.
     pub fn frames(&self) -> usize {
         let collected = self.table.borrow().masks.iter().map(|mask| mask.count_ones() as usize).sum::<usize>();
         collected + self.given.frames + self.given.doubles
     }
 
-    /// Writes what is still collected. By reference: the tables are large, and a copy is stack that a signal handler may not
-    /// have.
+    /// Writes the entries that are still in the tables. It takes a reference because the tables are large: a signal handler may have no
+    /// stack for a copy.
     pub fn finish(&mut self) -> Given {
         self.finish_with(|_| ())
     }
 
-    /// The same. `look` is told what was given when all bits are set, and before the frames count: nobody else ends the buddy until
-    /// it returns.
+    /// The same. It calls `look` with the result after all bits are set and before the frames are counted. Until `look` returns, no
+    /// other thread can end the buddy.
     pub fn finish_with(&mut self, look: impl FnOnce(&Given)) -> Given {
         for from in (0..SLOTS).step_by(8) {
             // Most are empty where frames were in order.

@@ -2,7 +2,7 @@
 use crate::units::BLOCK_WORDS;
 use crate::{PAGEBLOCK_FRAMES, Pfn};
 
-/// Frames of one pageblock that somebody took: see [`Buddy::take_handful`](crate::Buddy::take_handful). What it still has when it is
+/// Frames of one pageblock that a request took: see [`Buddy::take_handful`](crate::Buddy::take_handful). What it still has when it is
 /// forgotten is lost; [`Giving::give_handful`](crate::Giving::give_handful) returns it.
 ///
 /// ```
@@ -33,7 +33,7 @@ impl Handful {
     pub fn len(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
-    /// Has it none?
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.words.iter().fold(0, |any, word| any | word) == 0
     }

@@ -1,9 +1,9 @@
-//! Free pageblocks whose memory the system may take back: which of them have any, and since when they are free. A last one
-//! that is cut short counts as a pageblock.
+//! Finds free pageblocks whose memory can go back to the system: which of them still have memory, and since when they are free. A
+//! buddy's last pageblock counts as one even if it is shorter.
 //!
-//! The entry of a pageblock in which nothing is taken has a mark: none, when it was first seen free, or that the system
-//! has its memory already. Whoever takes the first frame clears it, in the same write that says whose the pageblock is
-//! now; so neither taking nor freeing pays for this.
+//! The entry of a pageblock whose frames are all free has a mark. It has one of three meanings: nothing is known (0); the
+//! tick at which the pageblock was first seen free; its memory is gone, that is, with the system (`GONE`). The request that takes the first frame clears the mark, in the same
+//! write that sets the pageblock's mobility, so this costs nothing where frames are taken and freed.
 use crate::area::Entry;
 use crate::error::MisuseKind;
 use crate::index::Class;
@@ -11,7 +11,7 @@ use crate::sync::Ordering::{Relaxed, SeqCst};
 use crate::units::BLOCK_WORDS;
 use crate::{Buddy, PageblockId, Pfn};
 
-/// When: a count of whatever unit the caller likes, going round at [`Tick::ROUND`].
+/// A point in time, in a unit of the caller's choice. The count starts again at [`Tick::ROUND`].
 ///
 /// ```
 /// use pagemill_core::Tick;
@@ -22,52 +22,52 @@ use crate::{Buddy, PageblockId, Pfn};
 pub struct Tick(u16);
 
 impl Tick {
-    /// So many ticks look like none.
+    /// The number of ticks after which the count starts again.
     pub const ROUND: u16 = Entry::GONE - 1;
 
-    /// The tick of this number.
+    /// The tick with this number.
     pub const fn new(number: u64) -> Self {
         Self((number % Self::ROUND as u64) as u16 + 1)
     }
-    /// How many ticks ago `earlier` was.
+    /// The number of ticks since `earlier`.
     pub const fn since(self, earlier: Self) -> u16 {
         ((self.0 as u32 + Self::ROUND as u32 - earlier.0 as u32) % Self::ROUND as u32) as u16
     }
 }
 
-/// Which free pageblocks are to be taken: see [`Buddy::take_unused`].
+/// Which free pageblocks [`Buddy::take_unused`] takes.
 ///
 /// ```
 /// assert!(pagemill_core::Unused::All != pagemill_core::Unused::Since { now: pagemill_core::Tick::new(8), ticks: 8 });
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unused {
-    /// All.
+    /// All of them.
     All,
-    /// Those that were seen free at least `ticks` before `now`; others count as seen now.
+    /// Those that were seen free at least `ticks` before `now`. Others are marked as seen now.
     Since {
-        /// The time.
+        /// The present time.
         now: Tick,
-        /// At least so long ago.
+        /// The least time since the pageblock was seen free.
         ticks: u16,
     },
 }
 
-/// What is free of a pageblock; see [`Buddy::next_part`].
+/// The free frames of a pageblock; see [`Buddy::next_part`].
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
     /// The pageblock's first frame.
     pub first: Pfn,
     /// A bit for each frame that is free.
     pub free: [u64; BLOCK_WORDS],
-    /// Nothing of it is taken.
+    /// All its frames are free.
     pub is_unused: bool,
-    /// A CPU draws from it.
+    /// A CPU takes frames from it.
     pub is_bound: bool,
 }
 
 impl Part {
-    /// Each word of it: the frame of its bit 0, and the word.
+    /// Its words, each with the frame of its bit 0.
     ///
     /// ```
     /// # use pagemill_core::{Mobility, Order, Pfn, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
@@ -87,9 +87,9 @@ impl Part {
 }
 
 impl Buddy<'_> {
-    /// Takes the next pageblock from number `from` on in which nothing is taken and whose memory the system does not have,
-    /// of at most `most` frames, as long as `floor` frames stay free. `from` moves behind it. Returns its first frame and
-    /// how many it has. The caller gives it back by [`return_unused`](Self::return_unused).
+    /// Takes the next pageblock, from number `from` on, whose frames are all free and whose memory is not gone, if it has at most
+    /// `most` frames and `floor` frames stay free. Moves `from` behind it. Returns its first frame and its number of frames. The
+    /// caller returns it by [`return_unused`](Self::return_unused).
     pub fn take_unused(&self, from: &mut PageblockId, which: Unused, floor: u32, most: u32) -> Option<(Pfn, u32)> {
         while from.as_usize() < self.areas.len() {
             let block = *from;
@@ -100,7 +100,7 @@ impl Buddy<'_> {
             }
             if let Unused::Since { now, ticks } = which {
                 if entry.mark() == 0 {
-                    // If somebody took a frame meanwhile it is not free since now.
+                    // If another thread took a frame meanwhile, this fails, and the pageblock stays unmarked.
                     let _ = self.area(block).compare_exchange(entry.0, entry.with_mark(now.0).0, Relaxed, Relaxed);
                     continue;
                 }
@@ -121,7 +121,7 @@ impl Buddy<'_> {
         None
     }
 
-    /// Returns a pageblock that [`take_unused`](Self::take_unused) took. `is_gone`: the system has its memory.
+    /// Returns a pageblock that [`take_unused`](Self::take_unused) took. `is_gone`: its memory went back to the system.
     ///
     /// # Errors
     /// As [`free_block`](Self::free_block): it was not taken.
@@ -138,8 +138,8 @@ impl Buddy<'_> {
         Ok(())
     }
 
-    /// The next pageblock from number `from` on that has free frames, but for those whose memory the system has. `from` moves
-    /// behind it. Others may take them at any moment.
+    /// The next pageblock, from number `from` on, that has free frames and whose memory is not gone. Moves `from` behind it. Other
+    /// threads may take the frames at any moment.
     pub fn next_part(&self, from: &mut PageblockId) -> Option<Part> {
         while from.as_usize() < self.areas.len() {
             let block = *from;
@@ -157,21 +157,21 @@ impl Buddy<'_> {
         None
     }
 
-    /// Takes what is free of the pageblock that begins with `first` and of which something is taken, as long as
-    /// `floor` frames stay free. Each word that gives some is handed to `emit` as (frame of its bit 0, the bits
-    /// taken). Returns how many frames those were. The caller gives them back by [giving](crate::Giving).
+    /// Takes the free frames of a pageblock that is partly in use and begins with `first`, as long as `floor` frames stay free. It
+    /// calls `emit` for each word of which it took frames, with the frame of the word's bit 0 and the bits taken. Returns the number of
+    /// frames. The caller returns them by [`Giving`](crate::Giving).
     pub fn take_part(&self, first: Pfn, floor: u32, emit: &mut impl FnMut(Pfn, u64)) -> usize {
         let block = self.block_of(first);
         let free = Entry(self.area(block).load(Relaxed)).free();
         if free == self.frames_of(block) {
-            return 0; // It goes as a whole.
+            return 0; // `take_unused` takes such a pageblock.
         }
         let Some(claim) = self.claim(free as usize, floor) else { return 0 };
         let taken = self.take_from(block, claim.frames as u32, None, emit);
         self.settle(claim, taken as usize)
     }
 
-    /// How many free frames stand in pageblocks whose memory the system has.
+    /// The number of free frames in pageblocks whose memory is gone.
     pub fn gone_frames(&self) -> usize {
         let entries = self.areas.iter().map(|area| Entry(area.load(Relaxed)));
         entries
@@ -180,12 +180,12 @@ impl Buddy<'_> {
             .sum()
     }
 
-    /// Notes that the system committed the memory of the free pageblocks too.
+    /// Notes that the system has committed the memory of all free pageblocks.
     pub fn note_committed(&self) {
         for area in self.areas {
             let entry = Entry(area.load(Relaxed));
             if !entry.is_whole() && entry.mark() == Entry::GONE {
-                // If it fails somebody took a frame, and cleared the mark.
+                // If it fails, another thread took a frame, and cleared the mark.
                 let _ = area.compare_exchange(entry.0, entry.with_mark(0).0, Relaxed, Relaxed);
             }
         }

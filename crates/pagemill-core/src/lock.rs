@@ -100,11 +100,6 @@ impl Lock {
     pub fn free_after_fork(&self) {
         self.0.store(FREE, Release);
     }
-
-    /// In the child of a fork: holds it for ever.
-    pub fn hold_after_fork(&self) {
-        self.0.store(HELD, Relaxed);
-    }
 }
 
 impl Default for Lock {

@@ -1,7 +1,7 @@
-//! Watermarks: what a zone keeps, from whom.
+//! Watermarks: how many frames a zone keeps free, and from which requests.
 use crate::{Gfp, Invalid};
 
-/// A zone's three marks, in free frames, and its lowmem reserve. A zone without marks gives all it has.
+/// A zone's three marks, in free frames, and its lowmem reserve. A zone without marks can be used up.
 ///
 /// ```
 /// use pagemill_core::{Gfp, Level, Watermarks};
@@ -19,7 +19,7 @@ pub struct Watermarks {
     pub low: u32,
     /// Background reclaim runs until it is reached.
     pub high: u32,
-    /// What is kept beside from requests that could use another kind of zone.
+    /// Frames also kept from requests that could use another kind of zone.
     pub lowmem_reserve: u32,
 }
 
@@ -28,15 +28,15 @@ pub struct Watermarks {
 /// ```
 /// use pagemill_core::{Gfp, Level, Watermarks};
 /// let marks = Watermarks::above(100);
-/// // What has to stay free: most for the first try, least for those who may have part of the reserve.
+/// // Frames that must stay free: most for the first try, fewest for requests that may use part of the reserve.
 /// assert_eq!((marks.floor(Gfp::KERNEL, Level::Low), marks.floor(Gfp::KERNEL, Level::Min)), (125, 100));
 /// assert_eq!(marks.floor(Gfp::ATOMIC, Level::Min), 50);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
-    /// At first, and in bulk: what lies above `low`.
+    /// The first try, and bulk requests: frames above `low`.
     Low,
-    /// Then: what lies above `min`, or above what the flags give access to.
+    /// The next try: frames above `min`, or above the part of the reserve that the flags open.
     Min,
 }
 
@@ -60,7 +60,7 @@ impl Watermarks {
         if min <= low && low <= high { Ok(()) } else { Err(Invalid::Watermarks { min, low, high }) }
     }
 
-    /// How many frames must stay when a request with these flags takes some.
+    /// The number of frames that a request with these flags must leave free.
     #[inline]
     pub const fn floor(self, gfp: Gfp, level: Level) -> u32 {
         let reserve = if gfp.contains(Gfp::DMA32) { 0 } else { self.lowmem_reserve };

@@ -1,6 +1,6 @@
 //! Where a request looks for memory: nodes, kinds of zones, and the order in which zones are tried (C3.7).
 //!
-//! Numbers alone, so that a machine of 8 nodes and 64 CPUs is as easily tested as one of its own.
+//! It works on numbers alone, so tests can simulate a machine of 8 nodes and 64 CPUs.
 use crate::Gfp;
 use core::fmt;
 
@@ -58,12 +58,12 @@ impl NodeMask {
     pub const fn only(node: NodeId) -> Self {
         Self(1 << node.0)
     }
-    /// Is this node in the set?
+    /// Whether this node is in the set.
     #[inline]
     pub const fn contains(self, node: NodeId) -> bool {
         self.0 >> node.0 & 1 == 1
     }
-    /// Are there none?
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -103,7 +103,7 @@ impl FromIterator<NodeId> for NodeMask {
     }
 }
 
-/// What a zone's frames have in common beside their node.
+/// The property that a zone's frames share beside their node.
 ///
 /// ```
 /// use pagemill_core::{Gfp, ZoneKind};
@@ -127,7 +127,7 @@ impl ZoneKind {
             Self::Dma32 => "DMA32",
         }
     }
-    /// May a request with these flags have frames of it?
+    /// Whether a request with these flags may take frames of it.
     #[inline]
     pub const fn serves(self, gfp: Gfp) -> bool {
         matches!(self, Self::Dma32) || !gfp.contains(Gfp::DMA32)
@@ -152,12 +152,12 @@ pub enum Policy {
     Preferred(NodeId),
     /// These nodes alone, the nearest to the caller's first.
     Bind(NodeMask),
-    /// These nodes in turn; a bulk request is divided among them. What one lacks the others give.
+    /// These nodes in turn; a bulk request is divided among them. If a node has too little, the others give more.
     Interleave(NodeMask),
 }
 
 impl Policy {
-    /// Does it name a set of nodes, and none is in it?
+    /// Whether its set of nodes is empty.
     pub const fn is_of_none(self) -> bool {
         matches!(self, Self::Bind(NodeMask::NONE) | Self::Interleave(NodeMask::NONE))
     }
@@ -179,7 +179,7 @@ impl Policy {
 
 /// The place of a zone in the zonelist of requests that prefer node `from`: smaller comes first. The nearest nodes first,
 /// among equally near ones the next by number, so that neighbours do not all fall back on the same one; on each node
-/// `Normal` before `Dma32`, which others may need more.
+/// `Normal` before `Dma32`, since some requests can use only `Dma32`.
 ///
 /// ```
 /// use pagemill_core::{NodeId, ZoneKind, zonelist_place};
@@ -193,8 +193,8 @@ pub const fn zonelist_place(from: NodeId, node: NodeId, kind: ZoneKind, distance
     (distance as u32) << 16 | (turn as u32) << 8 | kind as u32
 }
 
-/// How many of `n` blocks the node at place `at` of `nodes` gets, when they are divided: the first ones get what is
-/// over.
+/// How many of `n` blocks the node at place `at` of `nodes` gets, when they are divided: the first nodes get the
+/// remainder.
 ///
 /// ```
 /// use pagemill_core::interleave_share;

@@ -4,7 +4,7 @@
 //! way, so larger steps cost less. The *limit* grows when refills and drains alternate: the caller swings further
 //! than the list is long. Both fall back when a list is drained from outside.
 
-/// What last made a list go to a depot or to the buddy.
+/// The last event that made a list go to a depot or to the buddy.
 ///
 /// ```
 /// use pagemill_core::{ListPolicy, SlowEvent};
@@ -45,12 +45,12 @@ impl ListPolicy {
     pub const BATCH_MAX: u32 = crate::PAGEBLOCK_FRAMES / 2;
     /// A list starts with room for two refills and two drains.
     pub const LIMIT_MIN: u32 = 4 * Self::BATCH_MIN;
-    /// What a request asks for above this passes the list by (C3.1): it would only push out what is there.
+    /// Requests for more pages than this bypass the list (C3.1): they would only empty it.
     pub const LARGE: usize = Self::BATCH_MAX as usize * 2;
-    /// How a list begins.
+    /// The numbers of a new list.
     pub const START: Self = Self { batch: Self::BATCH_MIN, limit: Self::LIMIT_MIN, last: SlowEvent::None };
 
-    /// How a list begins that may hold `limit_max` frames at most.
+    /// The numbers of a new list that may hold at most `limit_max` frames.
     #[must_use]
     pub fn start(limit_max: u32) -> Self {
         let limit = Self::LIMIT_MIN.min(limit_max);

@@ -57,12 +57,12 @@ impl FrameState {
     pub const fn as_byte(self) -> u8 {
         self.0
     }
-    /// May this frame be handed out?
+    /// Whether this frame may be handed out.
     #[inline]
     pub const fn is_safe(self) -> bool {
         self.0 & !Self::SAFE.0 == 0
     }
-    /// Is it the first frame of a block that is raw?
+    /// Whether it is the first frame of a raw block.
     #[inline]
     pub const fn is_raw(self) -> bool {
         self.0 & Self::RAW != 0

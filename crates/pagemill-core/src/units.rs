@@ -1,4 +1,4 @@
-//! Units: numbers that must not be mixed up have types of their own (style 2).
+//! Units: each kind of number has a type of its own, so that they cannot be mixed up (style 2).
 use crate::error::Invalid;
 use core::fmt;
 
@@ -9,7 +9,7 @@ pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
 /// Frames in a pageblock: 2 MiB.
 pub const PAGEBLOCK_FRAMES: u32 = 1 << Order::PAGEBLOCK.0;
 
-/// A page frame number: the slot of one page. Process-wide in `pagemill`; whatever the lender says in a kernel.
+/// A page frame number: the slot of one page. It is process-wide in `pagemill`; in a kernel its meaning is the caller's.
 ///
 /// ```
 /// use pagemill_core::Pfn;
@@ -51,7 +51,7 @@ impl Pfn {
     pub const fn offset(self, by: u32) -> Self {
         Self(self.0 + by)
     }
-    /// Is this the first frame of a block of this order?
+    /// Whether this is the first frame of a block of this order.
     #[inline]
     pub const fn is_aligned_to(self, order: Order) -> bool {
         self.0 & (order.frames() - 1) == 0
@@ -110,7 +110,7 @@ impl PageblockId {
     pub(crate) const fn first_word(self) -> WordId {
         WordId(self.0 * BLOCK_WORDS as u32)
     }
-    /// What a word that may name a pageblock holds for this one: 0 names none.
+    /// The value for this pageblock in a word that may name one. 0 names none.
     #[inline]
     pub(crate) const fn as_entry(self) -> u32 {
         self.0 + 1

@@ -1,13 +1,13 @@
-//! Walks a buddy and proves its invariants, if it is at rest; shows what is free by order, as `/proc/buddyinfo` does.
+//! Checks the invariants of a buddy at rest, and counts its free blocks by order, as `/proc/buddyinfo` does.
 use crate::area::{Entry, aligned_runs, low_bits, run_mask};
 use crate::index::Class;
 use crate::sync::AtomicU32;
 use crate::sync::Ordering::{Acquire, Relaxed};
 use crate::units::BLOCK_WORDS;
-use crate::{Buddy, FrameState, Order, PAGEBLOCK_FRAMES, PageblockId, Pfn};
+use crate::{Buddy, FrameState, Order, PAGEBLOCK_FRAMES, PageblockId, Pfn, WordId};
 use core::fmt;
 
-/// The buddy's side of C10.2.
+/// The result of [`Buddy::validate`]: the buddy's part of C10.2.
 ///
 /// ```
 /// # use pagemill_core::{Pfn, Buddy, BuddyMetadata, atomic::{AtomicU32, AtomicU64}};
@@ -27,14 +27,14 @@ pub struct BuddyCensus {
     pub whole: usize,
 }
 
-/// Two things that disagreed in a walk over the frames. Another thread changed one of them between two looks; or, if the
-/// allocator was at rest, it is a fault of Pagemill's own (C10.1).
+/// Two values that disagree. Either another thread changed one of them between the two reads or, if the allocator was at rest,
+/// Pagemill has a bug (C10.1).
 ///
 /// ```
 /// let misfit = pagemill_core::Misfit::Sum { counted: 7, found: 8 };
 /// assert_eq!(misfit.to_string(), "I4: the buddy counts 7 free frames, and its pageblocks 8");
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misfit {
     /// A pageblock that is handed out whole has free frames, or not all bits set.
@@ -42,85 +42,118 @@ pub enum Misfit {
     Whole {
         /// Its place in the buddy.
         block: PageblockId,
-        /// What it counts.
+        /// Free frames by its entry.
         counted: u32,
-        /// Bits.
+        /// Set bits in its words.
         set: u32,
     },
-    /// A pageblock's count is not that of its bits.
+    /// A pageblock's count differs from its number of set bits.
     #[error("I4: pageblock {block} counts {counted} free frames and has {set} bits")]
     Count {
         /// Its place in the buddy.
         block: PageblockId,
-        /// What it counts.
+        /// Free frames by its entry.
         counted: u32,
-        /// Bits.
+        /// Set bits in its words.
         set: u32,
     },
-    /// The buddy's count is not that of its pageblocks.
+    /// The buddy's count differs from the sum of its pageblocks' counts.
     #[error("I4: the buddy counts {counted} free frames, and its pageblocks {found}")]
     Sum {
-        /// What it counts.
+        /// Free frames by its entry.
         counted: usize,
-        /// What they do.
+        /// The sum of the counts.
         found: usize,
     },
-    /// The index does not lead to a pageblock where it should.
+    /// A pageblock is missing from the index, or is in the wrong place there.
     #[error("I5: pageblock {block} with {free} free frames is not filed under its class")]
     Unfiled {
         /// Its place in the buddy.
         block: PageblockId,
-        /// What it counts.
+        /// Free frames by its entry.
         free: u32,
     },
-    /// A list holds a frame of another buddy.
+    /// An absent frame is free.
+    #[error("I6: {pfn} does not exist or is reserved, and is free")]
+    AbsentFree {
+        /// The frame.
+        pfn: Pfn,
+    },
+    /// The number of absent frames differs from the number of their bits.
+    #[error("I6: the buddy counts {counted} frames that do not exist or are reserved, and {found} have the bit")]
+    Absent {
+        /// The number that the buddy counts.
+        counted: u32,
+        /// The number of set bits.
+        found: u32,
+    },
+    /// A frame of another buddy is on a list.
     #[error("L1: a list holds {pfn}, which is not of its buddy")]
     OtherZones {
         /// The frame.
         pfn: Pfn,
     },
-    /// Two lists hold a frame, or one holds it twice.
+    /// A frame is on two lists, or twice on one.
     #[error("L1: {pfn} is on lists twice")]
     ListedTwice {
         /// The frame.
         pfn: Pfn,
     },
-    /// A frame's state does not say where it is.
+    /// A frame is on a list and free in the buddy.
+    #[error("L1: {pfn} is on a list and free in the buddy")]
+    ListedFree {
+        /// The frame.
+        pfn: Pfn,
+    },
+    /// A frame that the lists handed out is free in the buddy.
+    #[error("L3: {pfn} is handed out by the lists and free in the buddy")]
+    OutFree {
+        /// The frame.
+        pfn: Pfn,
+    },
+    /// A frame's state contradicts the place where it was found.
     #[error("{pfn} is {state:?} and in {places} free places")]
     State {
         /// The frame.
         pfn: Pfn,
         /// Its state.
         state: FrameState,
-        /// How often it is in the free areas and on lists.
+        /// How often it was found in the buddy and on lists.
         places: usize,
     },
-    /// A frame inside of a block that is handed out looks as if it were not.
+    /// A frame in a block that is handed out has a state that says otherwise.
     #[error("{pfn} of a block that is handed out is {state:?} and in {places} free places")]
     OfBlock {
         /// The frame.
         pfn: Pfn,
         /// Its state.
         state: FrameState,
-        /// As above.
+        /// How often it was found in the buddy and on lists.
         places: usize,
     },
-    /// The statistics count other pages as handed out than are.
-    #[error("C3.13: {counted} pages are counted as out, and {found} are")]
+    /// The statistics count more or fewer pages as handed out than there are.
+    #[error("C3.13: the statistics count {counted} pages as handed out, and {found} are")]
     Out {
-        /// What was counted.
+        /// The number that the statistics count.
         counted: i64,
-        /// How many are neither free nor on a list.
+        /// The number of frames that are neither free nor on a list.
         found: usize,
     },
-    /// Frames are missing, or too many.
-    #[error("C10.2: {found} frames are somewhere, and {managed} are managed")]
+    /// There are more or fewer frames than the zone has.
+    #[error("C10.2: {found} frames were found, and the zone manages {managed}")]
     Managed {
-        /// Those that were found.
+        /// The number of frames found.
         found: usize,
-        /// Those that there are.
+        /// The number of frames that the zone has.
         managed: usize,
     },
+}
+
+/// The sentence, as `Display`, for a `main` that returns this error.
+impl core::fmt::Debug for Misfit {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Display::fmt(self, f)
+    }
 }
 
 /// Free blocks by order, each counted once with the largest order it merges to.
@@ -130,7 +163,7 @@ pub struct BuddyInfo {
 }
 
 impl BuddyInfo {
-    /// How many free blocks of this order there are.
+    /// The number of free blocks of this order.
     pub fn free_blocks(&self, order: Order) -> usize {
         self.blocks[usize::from(order.get())]
     }
@@ -144,16 +177,16 @@ impl fmt::Display for BuddyInfo {
 }
 
 impl Buddy<'_> {
-    /// Is this frame in the free areas?
+    /// Whether this frame is free in the buddy.
     pub fn is_free(&self, pfn: Pfn) -> bool {
         let is_whole = Entry(self.area(self.block_of(pfn)).load(Acquire)).is_whole();
         !is_whole && self.bits[self.word_of(pfn).as_usize()].load(Acquire) >> (pfn.as_u32() % 64) & 1 == 1
     }
 
-    /// Proves I3, I4 and I5 of a buddy that nobody uses meanwhile.
+    /// Checks I3 to I6. No other thread may use the buddy meanwhile.
     ///
     /// # Errors
-    /// The first [`Misfit`]: a buddy at rest has none.
+    /// The first [`Misfit`]. A buddy at rest has none.
     pub fn validate(&self) -> Result<BuddyCensus, Misfit> {
         let mut census = BuddyCensus::default();
         for (block, area) in self.blocks().zip(self.areas) {
@@ -175,18 +208,35 @@ impl Buddy<'_> {
                 return Err(Misfit::Unfiled { block, free: counted });
             }
         }
+        self.validate_absent()?;
         let (counted, found) = (self.free_frames(), census.free);
         if counted == found { Ok(census) } else { Err(Misfit::Sum { counted, found }) }
     }
 
-    /// Counts everything again from the bits: in the child after a fork, where other threads stopped for ever in the middle of
-    /// an operation. `listed` are the frames on lists, which are free from now on. What another thread had in its hands stays
-    /// handed out. A block of order 9 and up that was being taken or given back, and is not whole, is free, as is a pageblock on
-    /// its way to the system. Only pageblocks that [were used](Self::noting_use) are looked at, each of
-    /// which `looked_at` is told of, by its first frame and number of frames. Nobody may use the buddy meanwhile.
+    fn validate_absent(&self) -> Result<(), Misfit> {
+        let mut found = 0;
+        for ((absent, bits), word) in self.absent.iter().zip(self.bits).zip(0..) {
+            let absent = absent.load(Acquire);
+            let free = absent & bits.load(Acquire);
+            if free != 0 {
+                return Err(Misfit::AbsentFree {
+                    pfn: self.first_of_word(WordId::new(word)).offset(free.trailing_zeros()),
+                });
+            }
+            found += absent.count_ones();
+        }
+        let counted = self.absent_frames.load(Acquire);
+        if counted == found { Ok(()) } else { Err(Misfit::Absent { counted, found }) }
+    }
+
+    /// Counts everything again from the bits. A forked child needs this: the other threads of its parent stopped for ever, perhaps in
+    /// the middle of an operation. `listed` are the frames on lists; they are free from now on. Frames that another thread had in hand
+    /// stay handed out. A block of order 9 or more that was being taken or freed, and is not whole, becomes free, and so does a
+    /// pageblock on its way to the system. Only pageblocks that [were used](Self::noting_use) are examined; `looked_at` is called with
+    /// the first frame and the number of frames of each. No other thread may use the buddy meanwhile.
     ///
-    /// The memory of a child is a copy of one moment: of what each other thread wrote, the child has all up to some point. So a set
-    /// bit is a free frame here as well (I1, I2), and what a list holds is in no other place, or on its way to the bits.
+    /// The memory of a child is a copy of one moment: it contains each thread's writes up to some point, and none after it. So a set bit
+    /// means a free frame in the child too (I1, I2), and a frame on a list is in no other place, or on its way to the bits.
     pub fn recover(&self, listed: impl IntoIterator<Item = Pfn>, mut looked_at: impl FnMut(Pfn, usize)) {
         for pfn in listed {
             self.set_bits(self.word_of(pfn), 1 << (pfn.as_u32() % 64));
@@ -195,13 +245,13 @@ impl Buddy<'_> {
         for (block, area) in self.blocks().zip(self.areas) {
             let (entry, frames) = (Entry(area.load(Acquire)), self.frames_of(block));
             if tails == 0 && !self.was_used(block) {
-                free += frames as usize;
+                free += entry.free() as usize;
                 continue;
             }
             let is_kept = tails > 0 || self.is_complete(block, entry, &mut tails);
             tails -= usize::from(tails > 0);
             if entry.is_whole() {
-                // I3: all bits of a whole one are set; where it is split, some are not yet, or are no more.
+                // I3: all bits of a whole one are set. If it was being split at the fork, some bits were not yet set, or already cleared.
                 for (i, word) in self.words_of(block).iter().enumerate() {
                     word.store(low_bits(frames.saturating_sub(i as u32 * 64)), Relaxed);
                 }
@@ -223,8 +273,8 @@ impl Buddy<'_> {
         self.reset_after_fork(free);
     }
 
-    /// Is this the first pageblock of a block that is handed out, with all that belong to it? Then those are `tails`, itself
-    /// included.
+    /// Whether this is the first pageblock of a block that is handed out, and the others are marked as its parts. Sets `tails` to the
+    /// number of pageblocks, or to 0.
     fn is_complete(&self, block: PageblockId, entry: Entry, tails: &mut usize) -> bool {
         let Some(order) = entry.whole_order().filter(|&order| order >= Order::PAGEBLOCK.get()) else { return false };
         let span = 1 << (order - Order::PAGEBLOCK.get());
@@ -237,7 +287,7 @@ impl Buddy<'_> {
         is_complete
     }
 
-    /// Has a block stand under `class` alone.
+    /// Files a pageblock under `class`, and under no other class.
     fn file_anew(&self, block: PageblockId, class: Option<Class>) {
         for other in Class::all().filter(|&other| Some(other) != class && self.index.contains(other, block)) {
             self.index.remove(other, block);
@@ -247,7 +297,7 @@ impl Buddy<'_> {
         }
     }
 
-    /// Free blocks by order, merged as far as they go. A snapshot; exact at rest.
+    /// Counts the free blocks by order, merged as far as possible. The counts are exact if the buddy is at rest.
     pub fn buddy_info(&self) -> BuddyInfo {
         let mut info = BuddyInfo::default();
         let mut block = PageblockId::FIRST;

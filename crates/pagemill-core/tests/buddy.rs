@@ -59,9 +59,9 @@ fn a_buddy_with_nothing_free_has_no_pageblock_to_withhold() {
         let all = buddy.free_frames();
         assert_eq!(buddy.take(&bound, all, KIND, 0, &mut |_, _| ()), all);
         buddy.unbind(&bound);
-        assert_eq!(buddy.withhold(Order::new(4).unwrap(), PageblockId::FIRST), None);
+        assert_eq!(buddy.withhold(16, 16, PageblockId::FIRST), None);
         assert_eq!(buddy.free_block(Pfn::new(PAGEBLOCK_FRAMES + 16), Order::new(4).unwrap()), Ok(false));
-        assert_eq!(buddy.withhold(Order::new(4).unwrap(), PageblockId::FIRST), Some(PageblockId::new(1)));
+        assert_eq!(buddy.withhold(16, 16, PageblockId::FIRST), Some(PageblockId::new(1)));
     });
 }
 

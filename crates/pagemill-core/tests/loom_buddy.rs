@@ -152,6 +152,14 @@ impl Model {
         blocks
     }
 
+    /// A run of `n` frames. Returns the first.
+    fn run(&self, n: u32) -> Option<u32> {
+        let first = self.buddy().take_run(n as usize, KIND, 0)?.as_u32();
+        self.own(first..first + n);
+        self.served.lock().unwrap().push(0);
+        Some(first)
+    }
+
     /// What was served, if it was.
     fn own_some(&self, block: Option<(Pfn, u32)>) {
         let Some((block, frames)) = block else { return };
@@ -719,5 +727,62 @@ fn one_is_told_that_a_closed_zone_is_complete() {
         look(&metadata);
         let told = end(&model, &metadata, model.buddy().close(0));
         assert_eq!(told + giver.join().unwrap() + freer.join().unwrap(), 1);
+    });
+}
+
+/// How many requests were served.
+fn served(model: &Model) -> usize {
+    model.served.lock().unwrap().len()
+}
+
+#[test]
+fn of_two_runs_that_overlap_one_is_taken() {
+    // Frames 100 to 199 are free: each run would take some of the other's.
+    let run: fn(&Model) = |model| {
+        model.run(60);
+    };
+    explore_then(2, move || (nearly_empty(200, 100), vec![run, run]), |model| assert_eq!(served(model), 1));
+}
+
+#[test]
+fn two_runs_are_taken_where_both_fit() {
+    let run: fn(&Model) = |model| {
+        model.run(50);
+    };
+    explore_then(2, move || (nearly_empty(200, 100), vec![run, run]), |model| assert_eq!(served(model), 2));
+}
+
+#[test]
+fn of_a_run_and_a_block_that_overlap_one_is_taken() {
+    // Free are frames 20 to 127 and 130 to 191. The block can only be word 1, in which the run ends. A run that comes too late has
+    // taken its part of word 0 by then, and gives it back.
+    explore_then(
+        3,
+        || {
+            let model = nearly_empty(192, 0);
+            model.give(&(20..128).chain(130..192).collect::<Vec<_>>());
+            let [run, block]: [fn(&Model); 2] = [|model| _ = model.run(100), |model| _ = model.alloc(6)];
+            (model, vec![run, block])
+        },
+        |model| assert_eq!(served(model), 1),
+    );
+}
+
+#[test]
+fn a_run_over_a_border_and_pages_of_both_sides_have_one_owner_each() {
+    // Two frames of each pageblock are free. The run takes three of them, or the other thread takes two first.
+    explore(2, || {
+        let [run, pages]: [fn(&Model); 2] = [|model| _ = model.run(3), |model| _ = model.take(2)];
+        (nearly_empty(514, 4), vec![run, pages])
+    });
+}
+
+#[test]
+fn a_run_waits_for_no_count_of_frames_that_are_being_given() {
+    // The run crosses a word. Whoever gets it sees what its last owner wrote.
+    explore(3, || {
+        let [give, run]: [fn(&Model); 2] =
+            [|model| model.give(&(55..75).collect::<Vec<_>>()), |model| _ = model.run(20)];
+        (nearly_empty(130, 30), vec![give, run])
     });
 }

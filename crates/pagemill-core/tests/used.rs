@@ -63,7 +63,7 @@ fn a_pageblock_that_is_bound_is_used() {
     with_frames(65 * 512, |buddy| {
         let order = Order::new(15).unwrap();
         assert_eq!(buddy.alloc_block(order, Mobility::Movable, 0), Some(Pfn::new(0)));
-        assert_eq!(buddy.withhold(Order::PAGEBLOCK, PageblockId::FIRST), Some(PageblockId::new(64)));
+        assert_eq!(buddy.withhold(512, 512, PageblockId::FIRST), Some(PageblockId::new(64)));
         let bound = BoundBlock::new();
         assert_eq!(buddy.take(&bound, 1, Mobility::Movable, 0, &mut |_, _| {}), 0);
         buddy.unbind(&bound);

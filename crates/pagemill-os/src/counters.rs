@@ -74,7 +74,7 @@ macro_rules! counters {
                 blocks_out: "block_alloc", "pagemill_blocks_allocated_total" by Allocator;
                 /// Blocks above order 0 freed.
                 blocks_in: "block_free", "pagemill_blocks_freed_total" by Allocator;
-                /// Blocks of bulk requests that were taken singly.
+                /// Blocks of any order, pages included, that bulk requests took singly.
                 fallbacks: "bulk_fallback", "pagemill_bulk_fallbacks_total" by Allocator;
                 /// Pages taken from a pageblock of another mobility.
                 steals: "alloc_steal", "pagemill_stolen_pages_total" by Allocator;
@@ -109,20 +109,20 @@ macro_rules! cpu_stats {
         allocator $_allocator:tt
     ) => {
         /// What a CPU counts: once for each call or refill, never for each page (C3.13). Histograms go by powers of two: entry
-        /// i counts calls of 2^i to 2^(i+1) - 1 pages.
+        /// i counts calls of 2^i to 2^(i+1) - 1 blocks, where a page is a block of order 0.
         #[repr(C)]
         #[derive(Debug)]
         pub struct CpuStats {
-            /// Bulk allocations by the number of pages delivered.
+            /// Bulk allocations by the number of blocks delivered.
             pub bulk_alloc: [AtomicU64; 32],
-            /// Bulk frees by the number of pages returned.
+            /// Bulk frees by the number of blocks returned.
             pub bulk_free: [AtomicU64; 32],
             $(#[doc = $doc] pub $field: AtomicU64,)*
             /// Pages handed out in blocks above order 0.
             pub block_pages_out: AtomicU64,
             /// Pages freed in blocks above order 0.
             pub block_pages_in: AtomicU64,
-            /// Requests that delivered too few pages, by [`Why::index`].
+            /// Requests that delivered too few pages or blocks, by [`Why::index`].
             pub shortfalls: [AtomicU64; Why::COUNT],
         }
     };

@@ -8,7 +8,11 @@
 //! assert_eq!(map.addr() % (1 << 21), 0);
 //! ```
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("Pagemill runs on Linux alone; its core, the crate pagemill-core, runs anywhere");
 
 mod backend;
 mod batch;
@@ -45,13 +49,13 @@ pub use lists::{Backend, BackendName, CpuStats, List, ListsError, PerCpu};
 pub use map::{MapError, Mapping};
 pub use numa::{Node, Topology};
 pub use page::{HUGE_PAGE_SIZE, pretend_system_page, system_page};
-pub use proc::{allowed_nodes, parse_list, total_memory};
+pub use proc::{address_space_limit, allowed_nodes, parse_list, total_memory};
 pub use rseq::{restarts, self_test};
 pub use sections::Sections;
 pub use sleep::{ForkLock, SLEEP};
 pub use thread::Thread;
 pub use touch::touch_parallel;
-pub use words::{are_empty, are_pages, empty, empty_slots, fill_neighbours, fill_pages, find_empty, neighbours};
+pub use words::{are_empty, are_pages, empty, empty_slots, fill_pages, find_empty, neighbours};
 
 /// An error number of the operating system.
 ///

@@ -336,10 +336,10 @@ impl PerCpu {
         }
     }
 
-    /// Counts a bulk call of `pages` pages on this CPU.
+    /// Counts a bulk call of so many blocks on this CPU.
     #[inline(always)]
-    pub fn count_bulk(&self, call: BulkCall, pages: usize) {
-        let Some(log2) = pages.checked_ilog2() else { return };
+    pub fn count_bulk(&self, call: BulkCall, blocks: usize) {
+        let Some(log2) = blocks.checked_ilog2() else { return };
         match self.backend {
             // SAFETY: as in `pop`; the offset is that of a counter in CpuStats.
             Backend::Rseq => unsafe {

@@ -9,8 +9,8 @@
 //! | shared with children | [`Mapping::shared`] | page by page, as the process or a child touches it | not at all |
 //! | brought by the caller | [`Mapping::adopt`] | as the caller arranged | not at all: it stays the caller's |
 //!
-//! Invariants: I1, `addr..addr + len` is mapped, readable and writable, while the mapping lives. I2, it is unmapped on drop
-//! exactly where this module mapped it. I3, what [`Mapping::release`] gave back reads zero. I4, each range of this module's own
+//! Invariants: R1, `addr..addr + len` is mapped, readable and writable, while the mapping lives. R2, it is unmapped on drop
+//! exactly where this module mapped it. R3, what [`Mapping::release`] gave back reads zero. R4, each range of this module's own
 //! mappings that is passed to the system consists of whole pages of the system.
 //!
 //! Another process maps the same memory by the file descriptor, if the kind has one; see [`Mapping::fd`]. This module does not

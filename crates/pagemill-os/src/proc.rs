@@ -51,12 +51,25 @@ pub(crate) fn locked_memory() -> Option<usize> {
 
 /// What this process may lock. `None` if that is not limited.
 pub(crate) fn lock_limit() -> Option<usize> {
+    limit_of(libc::RLIMIT_MEMLOCK)
+}
+
+/// The address space that this process may have, in bytes (`RLIMIT_AS`). `None` if that is not limited.
+///
+/// ```
+/// assert!(pagemill_os::address_space_limit().is_none_or(|bytes| bytes > 1 << 20));
+/// ```
+pub fn address_space_limit() -> Option<usize> {
+    limit_of(libc::RLIMIT_AS)
+}
+
+fn limit_of(resource: libc::__rlimit_resource_t) -> Option<usize> {
     if cfg!(miri) {
         return None;
     }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is written.
-    let rc = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    let rc = unsafe { libc::getrlimit(resource, &raw mut limit) };
     let is_limited = rc == 0 && limit.rlim_cur != libc::RLIM_INFINITY;
     is_limited.then(|| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
 }
@@ -105,7 +118,7 @@ pub(crate) fn is_shared(addr: usize, end: usize) -> Result<bool, Errno> {
     if covered < end { Err(Errno::EFAULT) } else { Ok(is_shared) }
 }
 
-/// Is all of this memory locked?
+/// Whether all of this memory is locked.
 pub(crate) fn is_locked(memory: Range<usize>) -> io::Result<bool> {
     Ok(is_locked_in(&read_to_string("/proc/self/smaps")?, memory))
 }

@@ -18,9 +18,35 @@ mod shutting;
 
 pub(crate) mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, fence};
+    use loom::sync::{Arc, Condvar};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
-    pub(crate) use loom::thread::{Thread, current, park};
 
+    /// A thread's token, of which `unpark` leaves one and `park` takes one. Not loom's own: loom 0.7 lets a thread that is
+    /// unparked while it waits for a mutex go on without the mutex, and panics.
+    #[derive(Clone, Debug, Default)]
+    pub(crate) struct Thread(Arc<(Mutex<bool>, Condvar)>);
+
+    loom::thread_local! {
+        static HERE: Thread = Thread::default();
+    }
+
+    impl Thread {
+        pub(crate) fn unpark(&self) {
+            *self.0.0.lock().unwrap() = true;
+            self.0.1.notify_one();
+        }
+    }
+    pub(crate) fn current() -> Thread {
+        HERE.with(Thread::clone)
+    }
+    pub(crate) fn park() {
+        let Thread(its) = current();
+        let mut token = its.0.lock().unwrap();
+        while !*token {
+            token = its.1.wait(token).unwrap();
+        }
+        *token = false;
+    }
     pub(crate) fn park_timeout(_: std::time::Duration) {
         park();
     }

@@ -1,19 +1,25 @@
-//! One client of the socket, with its question so far and its answer so far.
+//! One client, with its question so far and its answer so far.
 //!
-//! Clients are not trusted. A question has at most [`QUESTION_MAX`] bytes and must arrive within [`PATIENCE`]; an answer must
+//! Clients are not trusted. A question has at most [`QUESTION_MAX`] bytes ([`http::HEAD_MAX`] in HTTP) and must arrive within [`PATIENCE`]; an answer must
 //! be read within the same time. At most one answer is being sent, so a slow watcher gets fewer. No client can block the thread
 //! or make its memory grow.
+//!
+//! A socket that is closed while bytes lie there unread resets the connection, and the client loses what it has not read yet. So
+//! after an answer this end is shut down, and what the client still sends is discarded, within [`LINGER`] and [`DISCARDED_MAX`].
+use crate::http;
 use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
-use std::io::{ErrorKind, Read};
-use std::os::unix::net::UnixStream;
+use rustix::fd::OwnedFd;
+use rustix::io::{Errno, read};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use std::time::{Duration, Instant};
 
-/// Longer than any question.
+/// Longer than any question in a line.
 const QUESTION_MAX: usize = 64;
 /// The time for a question to arrive, and for an answer to be read.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// After the answer: how long, and how much at most, is read and discarded until the client closes.
+const LINGER: Duration = Duration::from_secs(1);
+const DISCARDED_MAX: usize = 64 << 10;
 /// The intervals that a watcher may ask for. Reading every counter takes tens of microseconds.
 const WATCH_MS: core::ops::RangeInclusive<u64> = 50..=3_600_000;
 
@@ -24,10 +30,51 @@ pub(super) enum Form {
     Prometheus,
 }
 
+/// How clients ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Protocol {
+    /// One line: see [`StatsServer`](crate::StatsServer).
+    Line,
+    /// HTTP's GET.
+    Http,
+}
+
+impl Protocol {
+    fn most(self) -> usize {
+        match self {
+            Self::Line => QUESTION_MAX,
+            Self::Http => http::HEAD_MAX,
+        }
+    }
+
+    /// The question that begins with these bytes, or the answer to a wrong one; none while it is incomplete, as it was
+    /// when the first `seen` of them had come.
+    fn parse(self, bytes: &[u8], seen: usize) -> Option<Result<Question, Vec<u8>>> {
+        let is_full = bytes.len() >= self.most();
+        match self {
+            Self::Line => {
+                let wrong = |why: String| format!("error: {why}\n").into_bytes();
+                match bytes.iter().position(|&byte| byte == b'\n') {
+                    Some(end) => Some(Question::parse(&bytes[..end]).map_err(wrong)),
+                    None => is_full.then(|| Err(wrong(format!("a question has at most {QUESTION_MAX} bytes")))),
+                }
+            }
+            Self::Http => match http::head(bytes, seen) {
+                Some(head) => Some(http::parse(head).map(|has_body| Question::Scrape { has_body })),
+                None => is_full.then(|| Err(http::too_long())),
+            },
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Question {
     Once(Form),
     Watch(Duration),
+    /// A GET of the figures; without a body, a HEAD.
+    Scrape {
+        has_body: bool,
+    },
 }
 
 impl Question {
@@ -56,12 +103,15 @@ enum State {
     Answering,
     /// Sending an answer at `next`, and then one after each interval.
     Watching { every: Duration, next: Instant },
+    /// The one answer is sent. Reading until the client closes, but at most this number of bytes.
+    Closing { left: usize },
 }
 
-/// See the [module](self).
+/// See the [module](self). Dropping it ends the connection, also if a forked child has a copy of the descriptor.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: UnixStream,
+    stream: OwnedFd,
+    protocol: Protocol,
     state: State,
     /// The current answer, and how many bytes of it are sent.
     answer: Vec<u8>,
@@ -71,17 +121,17 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// `None` if the socket cannot be made non-blocking; then it is closed.
-    pub(super) fn new(stream: UnixStream, now: Instant) -> Option<Self> {
-        stream.set_nonblocking(true).ok()?;
+    /// Over a socket that does not block.
+    pub(super) fn new(stream: OwnedFd, protocol: Protocol, now: Instant) -> Self {
         let state = State::Asking(Vec::with_capacity(QUESTION_MAX));
-        Some(Self { stream, state, answer: Vec::new(), sent: 0, limit: Some(now + PATIENCE) })
+        Self { stream, protocol, state, answer: Vec::new(), sent: 0, limit: Some(now + PATIENCE) }
     }
 
-    /// The events to wait for. Bytes after the question are not read: they stay in the system's bounded buffer.
+    /// The events to wait for. Bytes after the question are not read before the answer is sent: they stay in the system's
+    /// bounded buffer.
     pub(super) fn polled(&self) -> PollFd<'_> {
         let mut events = PollFlags::empty();
-        events.set(PollFlags::IN, matches!(self.state, State::Asking(_)));
+        events.set(PollFlags::IN, matches!(self.state, State::Asking(_) | State::Closing { .. }));
         events.set(PollFlags::OUT, self.is_under_way());
         PollFd::new(&self.stream, events)
     }
@@ -95,15 +145,16 @@ impl Connection {
 
     /// Makes progress. Returns `None` when the connection is finished or must be closed.
     pub(super) fn step(&mut self, now: Instant, has_ended: bool, render: &dyn Fn(Form) -> Vec<u8>) -> Option<()> {
-        if let State::Asking(question) = &mut self.state {
+        match &mut self.state {
             // A client may ask and close at once; its question can still be read.
-            match read_question(&self.stream, question)? {
+            State::Asking(question) => match read_question(&self.stream, self.protocol, question)? {
                 None if has_ended => return None,
                 None => {}
                 Some(question) => self.accept(question, now, render),
-            }
-        } else if has_ended {
-            return None;
+            },
+            State::Closing { left } => discard(&self.stream, left, has_ended)?,
+            _ if has_ended => return None,
+            _ => {}
         }
         if let State::Watching { every, next } = &mut self.state
             && now >= *next
@@ -115,22 +166,35 @@ impl Connection {
             }
         }
         self.send_on()?;
+        if matches!(self.state, State::Answering) && !self.is_under_way() {
+            self.begin_closing(now)?;
+        }
         let is_late = self.limit.is_some_and(|limit| now >= limit);
-        let is_done = matches!(self.state, State::Answering) && !self.is_under_way();
-        (!is_late && !is_done).then_some(())
+        (!is_late).then_some(())
+    }
+
+    /// Tells the client that the answer is complete.
+    fn begin_closing(&mut self, now: Instant) -> Option<()> {
+        shutdown(&self.stream, Shutdown::Write).ok()?;
+        (self.answer, self.sent) = (Vec::new(), 0);
+        (self.state, self.limit) = (State::Closing { left: DISCARDED_MAX }, Some(now + LINGER));
+        Some(())
     }
 
     fn is_under_way(&self) -> bool {
         self.sent < self.answer.len()
     }
 
-    fn accept(&mut self, question: Result<Question, String>, now: Instant, render: &dyn Fn(Form) -> Vec<u8>) {
+    fn accept(&mut self, question: Result<Question, Vec<u8>>, now: Instant, render: &dyn Fn(Form) -> Vec<u8>) {
         self.limit = None;
         self.state = State::Answering;
         match question {
             Ok(Question::Once(form)) => self.begin(render(form), now),
             Ok(Question::Watch(every)) => self.state = State::Watching { every, next: now },
-            Err(why) => self.begin(format!("error: {why}\n").into_bytes(), now),
+            Ok(Question::Scrape { has_body }) => {
+                self.begin(http::answer("200 OK", &render(Form::Prometheus), has_body), now);
+            }
+            Err(wrong) => self.begin(wrong, now),
         }
     }
 
@@ -157,24 +221,50 @@ impl Connection {
     }
 }
 
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Closing the descriptor ends nothing while a forked child has a copy. Refused, the connection has ended already.
+        let _ = shutdown(&self.stream, Shutdown::Both);
+    }
+}
+
+/// Reads the bytes that have come, and forgets them. Returns `None` if the client has closed, or has sent too many.
+fn discard(stream: &OwnedFd, left: &mut usize, has_ended: bool) -> Option<()> {
+    let mut bytes = [0; 4096];
+    while *left > 0 {
+        let room = bytes.len().min(*left);
+        match read(stream, &mut bytes[..room]) {
+            Ok(0) => return None,
+            Ok(read) => *left -= read,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return (!has_ended).then_some(()),
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
 /// Reads the bytes that have come. Returns `None` if the client closed without a question, `Some(None)` if the question is
 /// incomplete.
 #[expect(clippy::option_option, reason = "closed, incomplete and complete are the three usual states of a reader")]
-fn read_question(mut stream: &UnixStream, question: &mut Vec<u8>) -> Option<Option<Result<Question, String>>> {
+fn read_question(
+    stream: &OwnedFd,
+    protocol: Protocol,
+    question: &mut Vec<u8>,
+) -> Option<Option<Result<Question, Vec<u8>>>> {
     loop {
-        let mut bytes = [0; QUESTION_MAX];
-        match stream.read(&mut bytes) {
+        let mut bytes = [0; 1024];
+        let seen = question.len();
+        let room = bytes.len().min(protocol.most() - seen);
+        match read(stream, &mut bytes[..room]) {
             Ok(0) => return None,
             Ok(read) => question.extend_from_slice(&bytes[..read]),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Some(None),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Some(None),
             Err(_) => return None,
         }
-        if let Some(end) = question.iter().position(|&byte| byte == b'\n') {
-            return Some(Some(Question::parse(&question[..end])));
-        }
-        if question.len() >= QUESTION_MAX {
-            return Some(Some(Err(format!("a question has at most {QUESTION_MAX} bytes"))));
+        if let Some(question) = protocol.parse(question, seen) {
+            return Some(Some(question));
         }
     }
 }

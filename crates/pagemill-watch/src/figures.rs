@@ -1,8 +1,11 @@
 //! The list of figures, and the snapshots that they are read from.
 //!
 //! Each counter of [`Stats::COUNTERS`] is a figure already. To add another figure, add a line to [`FIRST`] or [`LAST`].
-use Read::{Allocator as Of, Labelled, List as PerList, Pool as PerPool, Process, Zone as PerZone};
-use pagemill::{Allocator, Backend, CountedBy, Counter, ListInfo, MempoolStats, Order, Stats, Why, ZoneInfo};
+use Read::{
+    Allocator as Of, DmaPool as PerDmaPool, Labelled, List as PerList, Pool as PerPool, Process, Zone as PerZone,
+};
+use pagemill::{Allocator, Backend, CountedBy, Counter, DmaPoolStats, ListInfo};
+use pagemill::{MempoolStats, Order, Stats, Why, ZoneInfo};
 use pagemill::{foreign_frees, restarts};
 use std::sync::LazyLock;
 
@@ -69,6 +72,8 @@ enum Read {
     List(fn(&ListInfo) -> u64),
     /// For each pool that is shown with the allocator, with `pool` as well.
     Pool(fn(&MempoolStats) -> u64),
+    /// For each pool of blocks for a device, with `dma_pool` as well.
+    DmaPool(fn(&DmaPoolStats) -> u64),
     /// With labels of its own.
     Labelled(fn(&Snapshot, &mut Samples<'_>)),
 }
@@ -94,6 +99,7 @@ pub struct Snapshot {
     stats: Stats,
     zones: Vec<ZoneInfo>,
     pools: Vec<(String, MempoolStats)>,
+    dma_pools: Vec<(String, DmaPoolStats)>,
 }
 
 impl Snapshot {
@@ -106,6 +112,7 @@ impl Snapshot {
             cpus: allocator.cpus() as u64,
             zones: allocator.zoneinfo(),
             pools: Vec::new(),
+            dma_pools: Vec::new(),
             stats,
         }
     }
@@ -124,6 +131,25 @@ impl Snapshot {
     #[must_use]
     pub fn with_pool(mut self, name: impl Into<String>, stats: MempoolStats) -> Self {
         self.pools.push((name.into(), stats));
+        self
+    }
+    /// Adds a pool of blocks for a device, shown under this name, which is usually its own.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
+    /// use pagemill_watch::Snapshot;
+    /// let allocator = Allocator::builder().pages(64).build()?;
+    /// let pool = DmaPool::create("prp", &Device::new(&allocator, Identity)?, 256, 256, 0)?;
+    /// let block = pool.alloc(Gfp::KERNEL)?;
+    /// let seen = Snapshot::of("drive", &allocator).with_dma_pool(pool.name(), pool.stats());
+    /// let text = pagemill_watch::prometheus(&[seen]);
+    /// assert!(text.contains("pagemill_dma_pool_out{allocator=\"drive\",dma_pool=\"prp\"} 1"));
+    /// # drop(block);
+    /// # Ok::<(), pagemill::DeviceError>(())
+    /// ```
+    #[must_use]
+    pub fn with_dma_pool(mut self, name: impl Into<String>, stats: DmaPoolStats) -> Self {
+        self.dma_pools.push((name.into(), stats));
         self
     }
     /// The name that the allocator is shown by.
@@ -166,9 +192,17 @@ const LAST: &[Row] = &[
     ("pagemill_list_returned_pages_total", "Pages given back to a CPU's list.", PerList(|list| list.returned)),
     ("pagemill_list_refilled_pages_total", "Pages that a list got from zone or depot.", PerList(|list| list.refilled)),
     ("pagemill_list_drained_pages_total", "Pages that a list gave to zone or depot.", PerList(|list| list.drained)),
-    ("pagemill_bulk_allocations_total", "Bulk allocations by the number of pages delivered.", Labelled(bulk_alloc)),
-    ("pagemill_bulk_frees_total", "Bulk frees by the number of pages returned.", Labelled(bulk_free)),
-    ("pagemill_shortfalls_total", "Requests that got too few pages, by reason.", Labelled(shortfalls)),
+    (
+        "pagemill_bulk_allocations_total",
+        "Bulk allocations by the number of blocks delivered; a page is one block.",
+        Labelled(bulk_alloc),
+    ),
+    (
+        "pagemill_bulk_frees_total",
+        "Bulk frees by the number of blocks returned; a page is one block.",
+        Labelled(bulk_free),
+    ),
+    ("pagemill_shortfalls_total", "Requests that got too few pages or blocks, by reason.", Labelled(shortfalls)),
     ("pagemill_pool_size", "Elements of the pool's reserve when it is full.", PerPool(|pool| pool.min_nr as u64)),
     ("pagemill_pool_reserve", "Elements in the reserve.", PerPool(|pool| pool.reserve as u64)),
     (
@@ -182,6 +216,21 @@ const LAST: &[Row] = &[
     ("pagemill_pool_from_reserve_total", "Elements taken from the reserve.", PerPool(|pool| pool.from_reserve)),
     ("pagemill_pool_waits_total", "Waits for elements that ended.", PerPool(|pool| pool.waits)),
     ("pagemill_pool_waited_us_total", "Microseconds of those waits.", PerPool(|pool| pool.waited_us)),
+    (
+        "pagemill_pool_misuse_total",
+        "Elements that the pool refused when they were returned.",
+        PerPool(|pool| pool.misused),
+    ),
+    ("pagemill_dma_pool_out", "Blocks handed out.", PerDmaPool(|pool| pool.in_use as u64)),
+    ("pagemill_dma_pool_blocks", "All blocks of the pool.", PerDmaPool(|pool| pool.blocks as u64)),
+    ("pagemill_dma_pool_block_bytes", "The size of a block in bytes.", PerDmaPool(|pool| pool.size as u64)),
+    ("pagemill_dma_pool_pages", "Pages that the blocks lie in.", PerDmaPool(|pool| pool.pages as u64)),
+    (
+        "pagemill_dma_pool_metadata_bytes",
+        "Bytes of the pool's tables and lists.",
+        PerDmaPool(|pool| pool.metadata as u64),
+    ),
+    ("pagemill_dma_pool_misuse_total", "Blocks that the pool refused.", PerDmaPool(|pool| pool.misused)),
     ("pagemill_foreign_frees_total", "Frees of addresses that belong to no allocator.", Process(foreign_frees)),
     ("pagemill_section_restarts_total", "Restarts of restartable sections.", Process(restarts)),
 ];
@@ -218,11 +267,11 @@ fn bulk_free(seen: &Snapshot, samples: &mut Samples<'_>) {
     by_size(&seen.stats.bulk_free, samples);
 }
 
-/// Sizes that occurred, as `pages="64-127"`.
+/// Sizes that occurred, as `blocks="64-127"`.
 fn by_size(calls: &[u64; 32], samples: &mut Samples<'_>) {
     for (i, &calls) in calls.iter().enumerate().filter(|(_, calls)| **calls > 0) {
         let (from, to) = (1u64 << i, (1u64 << (i + 1)) - 1);
-        samples.push([("pages", if from == to { from.to_string() } else { format!("{from}-{to}") })], calls);
+        samples.push([("blocks", if from == to { from.to_string() } else { format!("{from}-{to}") })], calls);
     }
 }
 
@@ -284,6 +333,9 @@ impl Figure {
                 Read::Pool(read) => seen.pools.iter().for_each(|(name, pool)| {
                     samples.push([("pool", name.clone())], read(pool));
                 }),
+                Read::DmaPool(read) => seen.dma_pools.iter().for_each(|(name, pool)| {
+                    samples.push([("dma_pool", name.clone())], read(pool));
+                }),
                 Read::Labelled(read) => read(seen, &mut samples),
             }
         }
@@ -340,7 +392,7 @@ mod tests {
         let of_b = free.iter().filter(|sample| label(sample, "allocator") == "b");
         assert_eq!(of_b.map(pages).sum::<u64>(), stats.free);
         assert!(all("pagemill_list_pages").iter().all(|sample| label(sample, "cpu") == "1"), "CPU 0 was never used");
-        let sizes: Vec<_> = all("pagemill_bulk_allocations_total").iter().map(|s| label(s, "pages")).collect();
+        let sizes: Vec<_> = all("pagemill_bulk_allocations_total").iter().map(|s| label(s, "blocks")).collect();
         assert_eq!(sizes, ["8-15", "64-127", "8-15", "64-127"]);
         drop(block);
     }

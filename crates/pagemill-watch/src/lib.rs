@@ -2,8 +2,8 @@
 //!
 //! A [`Snapshot`] holds one allocator's counters at one moment, read without a lock (C3.13). [`FIGURES`] is the one list of the
 //! values in it: name, help, kind, and how each is read. All output is generated from that list: Prometheus text
-//! ([`prometheus`]), JSON and the socket that serves both ([`StatsServer`], which `pagemill top` asks), and the `metrics`
-//! facade (feature `metrics`). A counter that is added to Pagemill's table appears in all of them, and in the table of
+//! ([`prometheus`]), JSON, the socket that serves both ([`StatsServer`], which `pagemill top` asks, or Prometheus by HTTP), and the
+//! `metrics` facade (feature `metrics`). A counter that is added to Pagemill's table appears in all of them, and in the table of
 //! `pagemill top`.
 //!
 //! The crate uses only `pagemill`'s public interface, and none of it runs during a request: a program that is not watched pays
@@ -14,6 +14,7 @@
 //! let _server = pagemill_watch::serve_stats(&path)?; // and then: pagemill top PATH
 //! # Ok::<(), std::io::Error>(())
 //! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ mod connection;
 #[cfg(feature = "metrics")]
 mod facade;
 mod figures;
+mod http;
 mod json;
 mod server;
 mod socket_file;

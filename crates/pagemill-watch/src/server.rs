@@ -1,15 +1,18 @@
-//! The socket and the one thread that answers on it.
+//! The listening socket and the one thread that answers on it.
 //!
 //! The thread sleeps in `poll` until a client connects, writes, can be sent more, or is due for its next line. Without clients
-//! it never wakes. Locks: `Shared::shown` and `Shared::pools`; no other lock is taken under either.
-use crate::connection::{Connection, Form};
+//! it never wakes. Locks: `Shown::shown` and `Shown::pools`; no other lock is taken under either.
+use crate::connection::{Connection, Form, Protocol};
 use crate::socket_file::SocketFile;
 use crate::{Snapshot, json, prometheus};
-use pagemill::{Allocator, Mempool, MempoolStats, Source, WeakAllocator};
+use pagemill::{Allocator, DmaPool, Mempool, MempoolStats, Source, WeakAllocator, WeakDmaPool};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use std::io;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
@@ -20,19 +23,22 @@ const CLIENTS_MAX: usize = 64;
 /// How long no client is accepted after the system had no descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A socket on which `pagemill top`, or any scraper, can watch this process. Made by [`serve_stats`] or [`StatsServer::bind`];
-/// dropping it ends its thread and removes the file.
+/// A socket on which `pagemill top`, or any scraper, can watch this process. Made by [`serve_stats`], [`StatsServer::bind`] or
+/// [`StatsServer::bind_http`]; dropping it ends its thread and removes the file.
 ///
-/// A client sends one line. `json` and `prometheus` get one answer; `watch 1000` gets a line with a JSON object every 1000
-/// milliseconds, until the client closes.
+/// A client of a socket with a path sends one line. `json` and `prometheus` get one answer; `watch 1000` gets a line with a JSON object every 1000
+/// milliseconds, until the client closes. A client of an address asks by HTTP.
 ///
 /// It keeps no allocator or pool alive: each is shown as long as a handle of it exists (while it composes an answer, the server
-/// holds one, too). The child of a fork is not served: there, all methods do nothing.
+/// holds one, too). The child of a fork is not served: there, all methods do nothing. It keeps neither the address nor connections
+/// when the server is dropped in the parent.
 #[derive(Debug)]
 pub struct StatsServer {
-    file: SocketFile,
-    shared: Arc<Shared>,
-    /// Closing it ends the thread.
+    place: Place,
+    /// The process that it belongs to: in the child of a fork there is no thread.
+    pid: u32,
+    shared: Arc<Shown>,
+    /// Shutting it down ends the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
@@ -70,12 +76,46 @@ impl StatsServer {
     pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
         let (listener, file) = SocketFile::make(path.as_ref())?;
         listener.set_nonblocking(true)?;
+        Self::start(listener.into(), Place::Socket(file), Protocol::Line)
+    }
+
+    /// Answers `GET /metrics` by HTTP on this address, for Prometheus. Everyone who reaches the address may read the figures:
+    /// there is neither a password nor encryption. So choose one of this machine, unless the network is trusted. With the port 0,
+    /// the system chooses one: see [`address`](Self::address). It shows no allocator yet.
+    ///
+    /// # Errors
+    /// `AddrInUse`, and whatever else the system says about the address, or about a new socket or thread.
+    ///
+    /// ```
+    /// use std::io::{Read, Write};
+    /// let server = pagemill_watch::StatsServer::bind_http("127.0.0.1:0")?;
+    /// server.show("default", pagemill::Allocator::global());
+    /// let mut client = std::net::TcpStream::connect(server.address().unwrap())?;
+    /// client.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+    /// let mut answer = String::new();
+    /// client.read_to_string(&mut answer)?;
+    /// assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("pagemill_zone_free_pages"));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn bind_http(address: impl ToSocketAddrs) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        Self::start(listener.into(), Place::Address(address), Protocol::Http)
+    }
+
+    fn start(listener: OwnedFd, place: Place, protocol: Protocol) -> io::Result<Self> {
+        let listener = Listener(listener);
         let (stop, stopped) = UnixStream::pair()?;
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shown::new());
         let theirs = Arc::clone(&shared);
         let thread = Builder::new().name("pagemill-stats".into());
-        let thread = thread.spawn(move || serve(&listener, &stopped, &theirs))?;
-        Ok(Self { file, shared, stop: Some(stop), thread: Some(thread) })
+        let thread = thread.spawn(move || serve(&listener.0, protocol, &stopped, &theirs))?;
+        Ok(Self { place, pid: std::process::id(), shared, stop: Some(stop), thread: Some(thread) })
+    }
+
+    fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
     }
 
     /// Shows an allocator under this name until its last handle is gone; replaces the allocator that had the name.
@@ -91,7 +131,7 @@ impl StatsServer {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn show(&self, name: impl Into<String>, allocator: &Allocator) {
-        if self.file.is_ours() {
+        if self.is_ours() {
             let name = name.into();
             let mut shown = self.shared.shown();
             // Removes closed ones: a program may show many, one after the other, each under its own name.
@@ -117,40 +157,91 @@ impl StatsServer {
     /// server.show_pool("requests", "writes", &pool);
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    ///
+    /// Drop the server before you take the pool out of its `Arc` or close its allocator: while it composes an answer, the server
+    /// has the pool too.
     pub fn show_pool<S>(&self, allocator: impl Into<String>, name: impl Into<String>, pool: &Arc<Mempool<S>>)
     where
         S: Source + Send + Sync + 'static,
     {
-        if self.file.is_ours() {
-            let key = (allocator.into(), name.into());
-            let pool: Weak<dyn Pool> = Arc::downgrade(&(Arc::clone(pool) as Arc<dyn Pool>));
+        let pool = Arc::clone(pool) as Arc<dyn Pool>;
+        self.enter((allocator.into(), name.into()), AnyPool::Mempool(Arc::downgrade(&pool)));
+    }
+    /// Shows a pool of blocks for a device, in the same way.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Device, DmaPool, Identity};
+    /// use pagemill_watch::StatsServer;
+    /// let allocator = Allocator::builder().pages(64).build().unwrap();
+    /// let device = Device::new(&allocator, Identity).unwrap();
+    /// let pool = DmaPool::create("commands", &device, 64, 64, 0).unwrap();
+    /// let server = StatsServer::bind_http("127.0.0.1:0")?;
+    /// server.show("drive", &allocator);
+    /// server.show_dma_pool("drive", pool.name(), &pool);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn show_dma_pool(&self, allocator: impl Into<String>, name: impl Into<String>, pool: &DmaPool) {
+        self.enter((allocator.into(), name.into()), AnyPool::Dma(pool.downgrade()));
+    }
+    fn enter(&self, key: (String, String), pool: AnyPool) {
+        if self.is_ours() {
             let mut pools = self.shared.pools();
-            pools.retain(|(other, pool)| *other != key && pool.strong_count() > 0);
+            pools.retain(|(other, pool)| *other != key && !pool.is_gone());
             pools.push((key, pool));
         }
     }
     /// Stops showing the allocator of this name.
     pub fn hide(&self, name: &str) {
-        if self.file.is_ours() {
+        if self.is_ours() {
             self.shared.shown().retain(|(other, _)| other != name);
         }
     }
-    /// The path of the socket.
-    pub fn path(&self) -> &Path {
-        self.file.path()
+    /// The path of the socket, unless it is an address.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Socket(file) => Some(file.path()),
+            Place::Address(_) => None,
+        }
+    }
+    /// The address of the socket, unless it is a path.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self.place {
+            Place::Socket(_) => None,
+            Place::Address(address) => Some(address),
+        }
     }
 }
 
 impl Drop for StatsServer {
     fn drop(&mut self) {
-        if self.file.is_ours() {
-            drop(self.stop.take());
+        if self.is_ours() {
+            if let Some(stop) = self.stop.take() {
+                // Closing it would not be seen while a forked child has a copy. Refused, the thread has ended already.
+                let _ = stop.shutdown(std::net::Shutdown::Both);
+            }
             if let Some(thread) = self.thread.take() {
                 // If it panicked, the panic hook has reported that.
                 let _ = thread.join();
             }
         }
     }
+}
+
+/// The socket that clients connect to. Dropping it refuses them, also if a forked child has a copy of the descriptor.
+struct Listener(OwnedFd);
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Closing the descriptor would leave the address in use, and clients waiting for an answer, while the child lives.
+        let _ = shutdown(&self.0, Shutdown::Both);
+    }
+}
+
+/// Where a server listens.
+#[derive(Debug)]
+enum Place {
+    Socket(SocketFile),
+    Address(SocketAddr),
 }
 
 /// A pool of any kind of element.
@@ -164,25 +255,54 @@ impl<S: Source + Send + Sync> Pool for Mempool<S> {
     }
 }
 
+/// A pool that is shown, which this does not keep.
+#[derive(Clone)]
+enum AnyPool {
+    Mempool(Weak<dyn Pool>),
+    Dma(WeakDmaPool),
+}
+
+impl AnyPool {
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::Mempool(pool) => pool.strong_count() == 0,
+            Self::Dma(pool) => pool.is_gone(),
+        }
+    }
+    /// Adds the pool to the snapshot of its allocator, if it is still there.
+    fn add_to(&self, seen: Snapshot, name: String) -> Snapshot {
+        match self {
+            Self::Mempool(pool) => match pool.upgrade() {
+                Some(pool) => seen.with_pool(name, pool.stats()),
+                None => seen,
+            },
+            Self::Dma(pool) => match pool.stats() {
+                Some(stats) => seen.with_dma_pool(name, stats),
+                None => seen,
+            },
+        }
+    }
+}
+
 /// The names of the allocator and of the pool, and the pool.
-type ShownPool = ((String, String), Weak<dyn Pool>);
+type ShownPool = ((String, String), AnyPool);
 
 /// The state that the thread and the handle share.
-struct Shared {
+struct Shown {
     pools: Mutex<Vec<ShownPool>>,
     shown: Mutex<Vec<(String, WeakAllocator)>>,
     program: String,
     start: Instant,
 }
 
-impl core::fmt::Debug for Shared {
+impl core::fmt::Debug for Shown {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let pools: Vec<_> = self.pools().iter().map(|(name, _)| name.clone()).collect();
-        f.debug_struct("Shared").field("shown", &self.shown).field("pools", &pools).finish_non_exhaustive()
+        f.debug_struct("Shown").field("shown", &self.shown).field("pools", &pools).finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl Shown {
     fn new() -> Self {
         let program = std::env::args_os().next().unwrap_or_default();
         let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -201,8 +321,7 @@ impl Shared {
     fn snapshot(&self, name: &str, allocator: &Allocator) -> Snapshot {
         let pools = self.pools().clone();
         let pools = pools.into_iter().filter(|((of, _), _)| of == name);
-        let pools = pools.filter_map(|((_, pool), weak)| Some((pool, weak.upgrade()?)));
-        pools.fold(Snapshot::of(name, allocator), |seen, (name, pool)| seen.with_pool(name, pool.stats()))
+        pools.fold(Snapshot::of(name, allocator), |seen, ((_, name), pool)| pool.add_to(seen, name))
     }
 
     fn answer(&self, form: Form) -> Vec<u8> {
@@ -217,7 +336,7 @@ impl Shared {
 }
 
 /// The thread's main function.
-fn serve(listener: &UnixListener, stopped: &UnixStream, shared: &Shared) {
+fn serve(listener: &OwnedFd, protocol: Protocol, stopped: &UnixStream, shared: &Shown) {
     let render = |form| shared.answer(form);
     let mut clients: Vec<Connection> = Vec::new();
     let mut closed_until = None;
@@ -247,11 +366,10 @@ fn serve(listener: &UnixListener, stopped: &UnixStream, shared: &Shared) {
         clients.retain_mut(|client| client.step(now, ended.next().unwrap_or(false), &render).is_some());
         closed_until = closed_until.filter(|until| now < *until);
         while is_knocked && clients.len() < CLIENTS_MAX {
-            match listener.accept() {
-                Ok((stream, _)) => clients.extend(Connection::new(stream, now)),
-                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                Ok(stream) => clients.push(Connection::new(stream, protocol, now)),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => break,
                 Err(_) => {
                     closed_until = Some(now + PAUSE);
                     break;

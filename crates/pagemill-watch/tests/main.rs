@@ -8,4 +8,5 @@ mod patience;
 
 #[cfg(feature = "metrics")]
 mod metrics_facade;
+mod serve_http;
 mod serve_stats;

@@ -67,7 +67,7 @@ fn json_and_prometheus_show_the_allocators_counters() {
     server.show("mine", &allocator);
     let seen = [Snapshot::of("mine", &allocator)];
 
-    let answer = ask(server.path(), b"json\n");
+    let answer = ask(server.path().unwrap(), b"json\n");
     assert_eq!(answer.matches('\n').count(), 1, "one line, with its end");
     let record: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(record["pid"], std::process::id());
@@ -91,7 +91,7 @@ fn json_and_prometheus_show_the_allocators_counters() {
     let ours = |text: &str| -> Vec<String> {
         text.lines().filter(|line| line.contains("allocator=")).map(str::to_owned).collect()
     };
-    assert_eq!(ours(&ask(server.path(), b"prometheus\n")), ours(&prometheus(&seen)));
+    assert_eq!(ours(&ask(server.path().unwrap(), b"prometheus\n")), ours(&prometheus(&seen)));
     assert!(ours(&prometheus(&seen)).len() > 30);
 }
 
@@ -104,14 +104,14 @@ fn pools_are_shown_with_their_allocator_until_they_are_gone() {
     let pool = Arc::new(Mempool::pages(&allocator, 16).unwrap());
     server.show_pool("mine", "writes", &pool);
     server.show_pool("another's", "reads", &pool);
-    let page = pool.alloc(Gfp::NOIO).unwrap();
+    let page = pool.alloc_raw(Gfp::NOIO).unwrap();
     let shown = |name: &str| -> Vec<String> {
-        let text = ask(server.path(), b"prometheus\n");
+        let text = ask(server.path().unwrap(), b"prometheus\n");
         text.lines().filter(|line| line.starts_with(name)).map(str::to_owned).collect()
     };
     assert_eq!(shown("pagemill_pool_out{"), ["pagemill_pool_out{allocator=\"mine\",pool=\"writes\"} 1"]);
     assert_eq!(shown("pagemill_pool_size{"), ["pagemill_pool_size{allocator=\"mine\",pool=\"writes\"} 16"]);
-    pool.free(page);
+    pool.free_raw(page);
     drop(pool);
     assert_eq!(shown("pagemill_pool_out{"), [""; 0]);
 }
@@ -121,7 +121,7 @@ fn a_watcher_gets_a_line_each_time_and_sees_what_changes() {
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
     let allocator = Allocator::builder().pages(1000).build().unwrap();
-    let mut watcher = client(server.path());
+    let mut watcher = client(server.path().unwrap());
     watcher.write_all(b"watch 50\n").unwrap();
     let mut lines = BufReader::new(watcher).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     let first = lines.next().unwrap();
@@ -147,7 +147,7 @@ fn showing_an_allocator_does_not_keep_it_alive() {
     own_process!();
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
-    let is_shown = || ask(server.path(), b"prometheus\n").contains("allocator=\"short-lived\"");
+    let is_shown = || ask(server.path().unwrap(), b"prometheus\n").contains("allocator=\"short-lived\"");
     // The only memfd in this process.
     let allocator = Allocator::builder().memory(Memory::memfd(64)).build().unwrap();
     let is_mapped = || fs::read_to_string("/proc/self/maps").unwrap().contains("/memfd:");
@@ -171,7 +171,7 @@ fn a_wrong_question_is_answered_with_the_valid_ones() {
         (b"\xff\xff\n", "ask one line"),
         (&[b'x'; 64], "a question has at most 64 bytes"),
     ] {
-        let answer = ask(server.path(), question);
+        let answer = ask(server.path().unwrap(), question);
         assert!(answer.starts_with("error: ") && answer.contains(words), "{question:?}: {answer}");
     }
 }
@@ -181,7 +181,7 @@ fn a_wrong_question_is_answered_with_the_valid_ones() {
 fn hostile_clients_cost_only_themselves() {
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
-    let path = server.path();
+    let path = server.path().unwrap();
     let is_well = || ask(path, b"json\n").starts_with("{\"pid\":");
 
     // Clients that close without a word, in the middle of one, and before the answer.
@@ -235,14 +235,14 @@ fn a_watcher_that_does_not_read_is_cut_off() {
     for number in 0..50 {
         server.show(format!("one of many, number {number}"), &allocator);
     }
-    let mut deaf = client(server.path());
+    let mut deaf = client(server.path().unwrap());
     deaf.write_all(b"watch 50\n").unwrap();
-    assert!(ask(server.path(), b"json\n").starts_with('{'), "others are answered meanwhile");
+    assert!(ask(server.path().unwrap(), b"json\n").starts_with('{'), "others are answered meanwhile");
     // Poll reports that the other side hung up, without a read.
     let mut hung_up = libc::pollfd { fd: deaf.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: one descriptor, which is open.
     assert_eq!(unsafe { libc::poll(&raw mut hung_up, 1, PATIENCE.as_millis() as i32) }, 1, "it is not cut off");
-    assert!(ask(server.path(), b"json\n").starts_with('{'), "and afterwards");
+    assert!(ask(server.path().unwrap(), b"json\n").starts_with('{'), "and afterwards");
     let mut all = Vec::new();
     deaf.read_to_end(&mut all).unwrap();
     assert!(!all.ends_with(b"\n"), "it was cut off in the middle of a line");
@@ -252,13 +252,13 @@ fn a_watcher_that_does_not_read_is_cut_off() {
 fn the_socket_file_is_private_and_removed_with_the_server() {
     let folder = Folder::new();
     let server = StatsServer::bind(folder.socket()).unwrap();
-    let mode = fs::symlink_metadata(server.path()).unwrap().permissions().mode();
+    let mode = fs::symlink_metadata(server.path().unwrap()).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o600);
     assert_eq!(folder.names(), ["stats.sock"], "nothing else stays");
     let refused = StatsServer::bind(folder.socket()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::AddrInUse, "{refused}");
     assert_eq!(folder.names(), ["stats.sock"]);
-    assert!(ask(server.path(), b"json\n").starts_with('{'), "the first one goes on");
+    assert!(ask(server.path().unwrap(), b"json\n").starts_with('{'), "the first one goes on");
     drop(server);
     assert_eq!(folder.names(), [""; 0]);
 }
@@ -269,7 +269,7 @@ fn the_socket_of_a_dead_process_is_replaced_and_another_file_is_not() {
     drop(UnixListener::bind(folder.socket()).unwrap());
     assert_eq!(folder.names(), ["stats.sock"], "the standard library's listener leaves its file");
     let server = StatsServer::bind(folder.socket()).unwrap();
-    assert!(ask(server.path(), b"json\n").starts_with('{'));
+    assert!(ask(server.path().unwrap(), b"json\n").starts_with('{'));
 
     // Another file takes the name: the server must not remove it.
     fs::remove_file(folder.socket()).unwrap();
@@ -326,7 +326,7 @@ fn the_child_of_a_fork_leaves_the_socket_alone() {
     // SAFETY: our child.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
-    let record: Value = serde_json::from_str(&ask(server.path(), b"json\n")).unwrap();
+    let record: Value = serde_json::from_str(&ask(server.path().unwrap(), b"json\n")).unwrap();
     assert_eq!(value(&record, "pagemill_cpus", "before"), Some(allocator.cpus() as u64));
     assert_eq!(value(&record, "pagemill_cpus", "in the child"), None);
 }

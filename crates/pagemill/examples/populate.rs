@@ -1,5 +1,7 @@
 //! Commits an arena before its first use, with progress, as a server does before it takes requests; and lets go again of
 //! what it does not use.
+//!
+//! `cargo run -p pagemill --example populate`
 use pagemill::{Allocator, Bulk, Gfp, Memory, PAGE_SIZE, PageList};
 use std::ops::ControlFlow::{Break, Continue};
 use std::time::Duration;

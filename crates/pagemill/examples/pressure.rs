@@ -40,7 +40,7 @@ fn main() -> Result<(), Error> {
     });
     let why = take(request.timeout(Duration::from_millis(20))).unwrap_err().to_string();
     println!("after 20 ms: {why}");
-    assert!(why.contains("before its deadline"));
+    assert!(why.contains("before the deadline"));
 
     // The cache becomes a shrinker: the same request is served now, without a deadline.
     let cache = Arc::new(Cache(Mutex::new(cached)));

@@ -6,7 +6,7 @@
 use crate::error::{Error, InvalidRequest};
 use crate::process::no_fork;
 use crate::registry;
-use crate::zones::{Kept, Zones};
+use crate::zones::{Zones, ZonesPtr};
 use core::fmt;
 use pagemill_core::{CpuId, NodeMask, PageCount};
 use pagemill_os::Backend;
@@ -41,25 +41,13 @@ use std::sync::{Arc, Weak};
 /// changing, and then return into the call, which would change them once more.
 #[derive(Clone)]
 pub struct Allocator {
-    nodes: Kept,
+    zones: ZonesPtr,
     owner: Arc<Owner>,
-}
-
-impl fmt::Debug for Allocator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stats = self.stats();
-        f.debug_struct("Allocator")
-            .field("backend", &format_args!("{}", self.backend()))
-            .field("arenas", &self.zones().in_use().count())
-            .field("pages", &self.managed_pages().get())
-            .field("out", &stats.allocated.saturating_sub(stats.freed))
-            .finish()
-    }
 }
 
 /// Ends the allocator when the last handle is dropped.
 #[derive(Debug)]
-pub(crate) struct Owner(Kept);
+pub(crate) struct Owner(ZonesPtr);
 
 impl Owner {
     pub(crate) fn zones(&self) -> &'static Zones {
@@ -70,6 +58,7 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.zones().reclaim.stop();
+        self.zones().waits.forget_leaked();
         // Abandon all zones before any ends, in one section that no fork interrupts. Otherwise a forked child could
         // keep a zone that is not abandoned yet, and with it zonelists that name zones which have ended.
         let zones = self.zones().ever();
@@ -99,13 +88,21 @@ impl Drop for Owner {
 /// still_open.allocator.close().unwrap();
 /// # Ok::<(), pagemill::Error>(())
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("the allocator still has {pages_out} handed out; free them first")]
+#[non_exhaustive]
 pub struct StillOut {
     /// The allocator, unchanged.
     pub allocator: Allocator,
     /// How many pages are out.
     pub pages_out: PageCount,
+}
+
+/// The sentence, as `Display`, for a `main` that returns this error.
+impl fmt::Debug for StillOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Allocator {
@@ -114,15 +111,15 @@ impl Allocator {
         registry::by_address(addr).is_some_and(|(zone, _)| std::sync::Arc::ptr_eq(zone.shared(), &self.zones().shared))
     }
 
-    pub(crate) fn of(nodes: Kept) -> Self {
-        Self::from_owner(Arc::new(Owner(nodes)))
+    pub(crate) fn of(zones: ZonesPtr) -> Self {
+        Self::from_owner(Arc::new(Owner(zones)))
     }
     pub(crate) fn from_owner(owner: Arc<Owner>) -> Self {
-        Self { nodes: owner.0, owner }
+        Self { zones: owner.0, owner }
     }
     #[inline]
     pub(crate) fn zones(&self) -> &'static Zones {
-        self.nodes.get()
+        self.zones.get()
     }
     pub(crate) fn weak(&self) -> Weak<Owner> {
         Arc::downgrade(&self.owner)
@@ -184,7 +181,7 @@ impl Allocator {
 
     /// Closes this handle. If it is the last one, the allocator is closed and its memory unmapped. `Ok` means that no
     /// page is out; while clones of the handle exist, the allocator stays open and they remain usable. A
-    /// [`Registered`](crate::Registered) shrinker holds a clone too.
+    /// [`Registered`](crate::Registered) shrinker holds a clone too, and so does the reclaim thread during a round.
     ///
     /// # Errors
     /// [`StillOut`], with the number of pages that are out. Nothing has changed in this case.

@@ -1,4 +1,4 @@
-//! An allocator's arenas: listing, adding and retiring them.
+//! An allocator's arenas: mapping, listing, adding and retiring them.
 //!
 //! It is not on the way of a request: a program calls it to grow or shrink an allocator. Each arena is one [`Zone`]. A retired
 //! one is kept for memory like it that is added later, because a request may still walk over it (N1 in `zones.rs`).
@@ -7,10 +7,11 @@ use crate::allocator::Allocator;
 use crate::build_error::BuildError;
 use crate::memory::Memory;
 use crate::registry;
-use crate::zone::Zone;
+use crate::zone::{Body, Parts, Zone};
 use crate::zones::Zones;
 use core::ops::Range;
-use pagemill_core::{NodeId, PageCount, Unused, ZoneKind};
+use pagemill_core::{NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, PageCount, Unused, ZoneKind};
+use pagemill_os::{Mapping, PerCpu};
 
 /// Names an arena, for [`Allocator::retire`] and [`Allocator::memfd`].
 ///
@@ -56,6 +57,92 @@ impl Zones {
     fn by_id(&self, id: ArenaId) -> Option<&'static Zone> {
         let zone = self.ever().get(id.number).copied();
         zone.filter(|zone| id == self.id(id.number, zone))
+    }
+
+    /// Opens an arena and enters it.
+    pub(crate) fn open(
+        &'static self,
+        held: &registry::Writing,
+        memory: Memory,
+        lists: PerCpu,
+    ) -> Result<&'static Zone, BuildError> {
+        memory.marks.check()?;
+        let memory = self.within_limit(memory)?;
+        let pages = memory.pages();
+        if !(1..=registry::FRAMES_MAX).contains(&pages) {
+            return Err(BuildError::ArenaSize { pages, max: registry::FRAMES_MAX });
+        }
+        if let Some(range) = memory.brought_range()? {
+            registry::check_apart(held, &range)?;
+        }
+        let zone = registry::enter(held, memory.lead(), pages, |first| {
+            let mapping = self.map(&memory)?;
+            // Check our own mapping too: a program may have unmapped memory that it brought.
+            registry::check_apart(held, &(mapping.addr()..mapping.addr() + mapping.bytes()))?;
+            Body::new(Parts {
+                memory: mapping,
+                described: memory,
+                lists,
+                first,
+                shared: self.shared.clone(),
+                older: self.newest(),
+                come_home: registry::come_home,
+            })
+        })?;
+        self.add(held, zone);
+        Ok(zone)
+    }
+
+    /// The memory as described. If it must fit the process's limit and does not, it becomes smaller, and that is noted.
+    fn within_limit(&self, memory: Memory) -> Result<Memory, BuildError> {
+        let room = match &self.limit {
+            Some(limit) if memory.is_within_limit => limit.room(),
+            _ => return Ok(memory),
+        };
+        // Room promised to this allocator's other arenas and not yet committed.
+        let promised = |zone: &&Zone| zone.is_within_limit().then(|| zone.uncommitted());
+        let room = room.saturating_sub(self.ever().iter().filter_map(promised).sum());
+        let wanted = memory.pages().saturating_mul(PAGE_SIZE);
+        if wanted <= room {
+            return Ok(memory);
+        }
+        let why = BuildError::MemoryLimit { wanted, room };
+        let whole = room >> Order::PAGEBLOCK.bytes().ilog2() << PAGEBLOCK_FRAMES.ilog2();
+        if whole == 0 {
+            return Err(why);
+        }
+        self.note(why);
+        Ok(memory.resized(whole))
+    }
+
+    /// Maps memory as described. If that fails and ordinary memory will do, maps ordinary memory, and notes the reason.
+    fn map(&self, memory: &Memory) -> Result<Mapping, BuildError> {
+        let huge_pages = self.huge_pages;
+        let mapping = memory.map(huge_pages).or_else(|why| {
+            let ordinary = memory.ordinary().map(huge_pages);
+            if !memory.may_be_ordinary || ordinary.is_err() {
+                return Err(why);
+            }
+            self.note(why);
+            ordinary
+        })?;
+        if let Some(&node) = self.layout.system_nodes.get(memory.node.get())
+            && memory.is_zeroed()
+            && let Err(errno) = mapping.bind(0, mapping.bytes(), node, false)
+        {
+            // Without the binding, the memory is used on any node.
+            self.note(BuildError::system("memory of a node", mapping.bytes())(errno));
+        }
+        if memory.is_locked
+            && let Err(why) = mapping.lock(0, mapping.bytes())
+        {
+            let why = BuildError::of_memory(mapping.bytes())(why);
+            if !memory.may_be_ordinary {
+                return Err(why);
+            }
+            self.note(why);
+        }
+        Ok(mapping)
     }
 
     /// A retired zone of memory like this with no page out. It is as good as a new one, and a request that still walks
@@ -194,7 +281,7 @@ impl Allocator {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Allocator, Memory, Order};
+    use crate::{Allocator, Memory};
 
     #[test]
     fn a_retired_arena_has_no_withheld_frames() {
@@ -202,7 +289,7 @@ mod tests {
         let added = allocator.add_memory(Memory::anonymous(512)).unwrap();
         let zone = allocator.zones().by_id(added).unwrap();
         // As a request that waits does.
-        assert!(zone.buddy().withhold(Order::PAGEBLOCK, pagemill_core::PageblockId::FIRST).is_some());
+        assert!(zone.buddy().withhold(512, 512, pagemill_core::PageblockId::FIRST).is_some());
         assert_eq!(zone.buddy().withheld_frames(), 512);
         assert_eq!(allocator.retire(added).unwrap().get(), 0);
         assert_eq!(zone.buddy().withheld_frames(), 0);

@@ -6,13 +6,14 @@ use crate::allocator::Allocator;
 use crate::build_error::BuildError;
 use crate::reclaim::{Background, Numbered, PAGES_AT_ONCE, Shrinker};
 use crate::registry;
+use crate::shared::Lack;
+use crate::sync::survive;
 use crate::zone::Zone;
 use crate::zones::Zones;
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{Gfp, PageCount};
+use pagemill_core::{Gfp, Order, PageCount};
 use pagemill_os::Errno;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -36,12 +37,14 @@ impl Drop for Registered {
 
 impl Zones {
     /// Reclaims until every zone is above its high mark, or until a round does not increase the number of free pages.
+    /// While tasks wait for memory there is one round at least, for what they lack: they call no shrinkers themselves.
     /// Returns the pages freed, as reported by the shrinkers.
     pub(crate) fn balance(&self) -> usize {
         // Retired zones count too: a round that freed only pages of theirs may be followed by one that helps.
         let free = || self.ever().iter().map(|zone| zone.buddy().free_frames()).sum::<usize>();
-        let mut pages = 0_usize;
-        while let Some(missing) = self.in_use().map(Zone::below_high).max().filter(|&missing| missing > 0) {
+        let below_high = || self.in_use().map(Zone::below_high).max().unwrap_or(0);
+        let (mut pages, mut missing) = (0_usize, below_high().max(self.lacked_by_tasks()));
+        while missing > 0 {
             let before = free();
             self.reclaim.background_runs.fetch_add(1, Relaxed);
             pages = pages.saturating_add(self.reclaim.round(Gfp::KERNEL, missing.max(PAGES_AT_ONCE)));
@@ -50,8 +53,19 @@ impl Zones {
             if free() <= before {
                 break;
             }
+            missing = below_high();
         }
         pages
+    }
+
+    /// The number of pages that waiting tasks lack. Those that wait for single pages, of which there are enough, are
+    /// only to be polled.
+    fn lacked_by_tasks(&self) -> usize {
+        self.waits.lacked_by_tasks(|lack, tasks| {
+            let all = Lack { blocks: lack.blocks.saturating_mul(tasks), ..lack };
+            let are_there = lack.order == Order::ZERO && self.is_hopeful(all);
+            if are_there { 0 } else { all.blocks.saturating_mul(lack.order.frames() as usize) }
+        })
     }
 }
 
@@ -108,8 +122,8 @@ impl Allocator {
             let allocator = allocator.clone();
             Background::start(move || {
                 let Some(owner) = allocator.upgrade() else { return ControlFlow::Break(()) };
-                // A shrinker's panic has been reported already. It ends this round, not the thread.
-                let _ = catch_unwind(AssertUnwindSafe(|| owner.zones().balance()));
+                // A shrinker's panic ends this round.
+                survive(|| owner.zones().balance());
                 owner.zones().give_back_idle(Instant::now());
                 ControlFlow::Continue(())
             })

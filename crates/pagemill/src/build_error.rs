@@ -19,7 +19,7 @@ use pagemill_os::{BackendName, Errno, ListsError, MapError};
 /// [`add_memory`]: crate::Allocator::add_memory
 /// [`retire`]: crate::Allocator::retire
 /// [`populate`]: crate::Allocator::populate
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// A value that no allocator can have: watermarks out of order, for example.
@@ -191,6 +191,13 @@ pub enum BuildError {
         "the arena belongs to another allocator, or its memory was added again under another id; see `Allocator::arenas`"
     )]
     NoSuchArena,
+}
+
+/// The sentence, as `Display`, for a `main` that returns this error.
+impl core::fmt::Debug for BuildError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Display::fmt(self, f)
+    }
 }
 
 impl BuildError {

@@ -1,15 +1,14 @@
-//! What an allocator is to be made of.
+//! Describes and builds an allocator.
 use crate::allocator::Allocator;
 use crate::build_error::BuildError;
 use crate::fault::Faults;
 use crate::memory::Memory;
 use crate::registry;
 use crate::topology::Layout;
-use crate::zone::{Body, Parts, Zone};
 use crate::zones::Zones;
 use core::fmt;
-use pagemill_core::{NodeId, Order, PAGE_SIZE, PAGEBLOCK_FRAMES, Policy, interleave_share};
-use pagemill_os::{Backend, Mapping, MemoryLimit, PerCpu, current_cpu, possible_cpus, total_memory};
+use pagemill_core::{NodeId, PAGE_SIZE, Policy, interleave_share};
+use pagemill_os::{Backend, MemoryLimit, PerCpu, address_space_limit, current_cpu, possible_cpus, total_memory};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -54,7 +53,7 @@ impl Default for Builder {
 }
 
 impl fmt::Debug for Builder {
-    /// What was said; numbers in place of tables.
+    /// The options, with lengths instead of tables.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pages: Vec<usize> = self.memory.iter().map(Memory::pages).collect();
         f.debug_struct("Builder")
@@ -106,8 +105,8 @@ impl Allocator {
 
 impl Builder {
     /// The arena's size in pages, divided evenly among the system's nodes that the process may have memory of.
-    /// Default: half of the system's memory, or of the process's memory limit (that of its control groups) where that
-    /// is less.
+    /// Default: half of the system's memory, of the process's memory limit (that of its control groups), or of its
+    /// address space (`RLIMIT_AS`), whichever is least.
     #[must_use]
     pub fn pages(mut self, pages: usize) -> Self {
         self.pages = Some(pages);
@@ -140,14 +139,14 @@ impl Builder {
         self
     }
 
-    /// Adds memory; what [`pages`](Self::pages) says comes beside it, and nothing comes by itself then.
+    /// Adds memory. Memory set by [`pages`](Self::pages) is added to it. There is no default arena then.
     #[must_use]
     pub fn memory(mut self, memory: Memory) -> Self {
         self.memory.push(memory);
         self
     }
-    /// Pretends that CPU i, of each that there is, is on node `node_of_cpu[i]`, and that from node i to node j it is as far as
-    /// `distances[i][j]` says, 10 being the own one. For tests; beside [`cpus`](Self::cpus).
+    /// Pretends that CPU i is on node `node_of_cpu[i]`, and that the distance from node i to node j is `distances[i][j]`; a node's
+    /// distance to itself is 10. For tests, together with [`cpus`](Self::cpus).
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, Memory, NodeId};
@@ -165,7 +164,7 @@ impl Builder {
         self.layout = Some(Layout { node_of_cpu, distances, system_nodes: Vec::new() });
         self
     }
-    /// Where requests that say nothing of it look for memory. Default: near the caller's CPU.
+    /// The default policy of requests. Without it: memory near the caller's CPU first.
     ///
     /// ```
     /// use pagemill::{Allocator, Gfp, NodeMask, Policy};
@@ -212,16 +211,16 @@ impl Builder {
         self.has_background_reclaim = has_background_reclaim;
         self
     }
-    /// Has whole free pageblocks (2 MiB) above the high marks go back to the system when nothing of them was in use for at
-    /// least this long, an eighth more at most where somebody looks: the thread of
-    /// [`background_reclaim`](Self::background_reclaim), or the program by [`Allocator::reclaim_step`]. What lists hold
-    /// stays there. Default: nothing goes back by age, only by [`Allocator::give_back`].
+    /// Gives whole free pageblocks (2 MiB) above the high marks back to the system once they were free for this long, or
+    /// up to an eighth longer. The thread of [`background_reclaim`](Self::background_reclaim) checks that, or the program by
+    /// [`Allocator::reclaim_step`]. Pages on per-CPU lists stay there. Default: nothing goes back by age, only by
+    /// [`Allocator::give_back`].
     #[must_use]
     pub fn give_back_after(mut self, idle: Duration) -> Self {
         self.idle = Some(idle);
         self
     }
-    /// Has acquisitions fail (C3.14): see [`Faults`]. Default: what `PAGEMILL_FAIL` says.
+    /// Injects faults into acquisitions (C3.14): see [`Faults`]. Default: the faults of `PAGEMILL_FAIL`.
     #[must_use]
     pub fn faults(mut self, faults: Faults) -> Self {
         self.faults = Some(faults);
@@ -231,7 +230,7 @@ impl Builder {
     /// Makes the allocator.
     ///
     /// # Errors
-    /// [`BuildError`], saying what was asked for that cannot be had.
+    /// [`BuildError`] names the option that failed.
     pub fn build(self) -> Result<Allocator, BuildError> {
         registry::bury();
         let mut begun = None;
@@ -239,7 +238,7 @@ impl Builder {
         self.build_held(&held, &mut begun)
     }
 
-    /// What was opened before something was refused is left in `begun`: it closes where the registry is held no more.
+    /// After an error, `begun` has the arenas that were opened. The caller closes them when it no longer holds the registry.
     pub(crate) fn build_held(
         mut self,
         held: &registry::Writing,
@@ -276,15 +275,15 @@ impl Builder {
         };
         let kept = Zones::new(layout, self.policy, self.huge_pages).keep();
         let allocator = begun.insert(Allocator::of(kept)).clone();
-        let nodes = kept.get();
+        let zones = kept.get();
         for memory in memory {
-            nodes.open(held, memory, self.lists()?)?;
+            zones.open(held, memory, self.lists()?)?;
         }
         if let Some(faults) = faults {
-            _ = nodes.faults.set(faults);
+            _ = zones.faults.set(faults);
         }
         if let Some(age) = self.idle {
-            nodes.give_back_after(age);
+            zones.give_back_after(age);
         }
         if self.has_background_reclaim {
             allocator.start_reclaim(held)?;
@@ -303,7 +302,7 @@ impl Builder {
             Some(backend) => Some(backend),
             None => std::env::var_os("PAGEMILL_BACKEND")
                 .filter(|name| !name.is_empty())
-                // What is not even text is no backend's name, as the empty text is not.
+                // A name that is not UTF-8 is refused as an empty name is.
                 .map(|name| name.to_str().unwrap_or_default().parse())
                 .transpose()?,
         };
@@ -313,101 +312,11 @@ impl Builder {
     }
 }
 
-impl Zones {
-    /// Opens an arena and enters it.
-    pub(crate) fn open(
-        &'static self,
-        held: &registry::Writing,
-        memory: Memory,
-        lists: PerCpu,
-    ) -> Result<&'static Zone, BuildError> {
-        memory.marks.check()?;
-        let memory = self.within_limit(memory)?;
-        let pages = memory.pages();
-        if !(1..=registry::FRAMES_MAX).contains(&pages) {
-            return Err(BuildError::ArenaSize { pages, max: registry::FRAMES_MAX });
-        }
-        if let Some(range) = memory.brought_range()? {
-            registry::check_apart(held, &range)?;
-        }
-        let zone = registry::enter(held, memory.lead(), pages, |first| {
-            let mapping = self.map(&memory)?;
-            // Also where the system put it: somebody may have unmapped what they had brought.
-            registry::check_apart(held, &(mapping.addr()..mapping.addr() + mapping.bytes()))?;
-            Body::new(Parts {
-                memory: mapping,
-                described: memory,
-                lists,
-                first,
-                shared: self.shared.clone(),
-                older: self.newest(),
-                come_home: registry::come_home,
-            })
-        })?;
-        self.add(held, zone);
-        Ok(zone)
-    }
-}
-
-/// Half of what memory the process may have, in pages.
+/// Half of the memory that the process may have, or of its address space, in pages.
 fn half_of_memory() -> usize {
-    let limit = MemoryLimit::of_process().map_or(usize::MAX, |limit| limit.bytes());
+    let memory = MemoryLimit::of_process().map_or(usize::MAX, |limit| limit.bytes());
+    let limit = memory.min(address_space_limit().unwrap_or(usize::MAX));
     // Where the system does not say how much memory it has, the half is 1 GiB.
     let total = total_memory().unwrap_or(2 << 30);
     total.min(limit).div_ceil(2 * PAGE_SIZE).min(registry::FRAMES_MAX)
-}
-
-impl Zones {
-    /// The memory as it is described, or as much of it as the process's limit has room for where it must; then notes how
-    /// much that was.
-    pub(crate) fn within_limit(&self, memory: Memory) -> Result<Memory, BuildError> {
-        let room = match &self.limit {
-            Some(limit) if memory.is_within_limit => limit.room(),
-            _ => return Ok(memory),
-        };
-        // What others of this allocator's were given of the same room, and have not touched yet.
-        let promised = |zone: &&Zone| zone.is_within_limit().then(|| zone.uncommitted());
-        let room = room.saturating_sub(self.ever().iter().filter_map(promised).sum());
-        let wanted = memory.pages().saturating_mul(PAGE_SIZE);
-        if wanted <= room {
-            return Ok(memory);
-        }
-        let why = BuildError::MemoryLimit { wanted, room };
-        let whole = room >> Order::PAGEBLOCK.bytes().ilog2() << PAGEBLOCK_FRAMES.ilog2();
-        if whole == 0 {
-            return Err(why);
-        }
-        self.note(why);
-        Ok(memory.resized(whole))
-    }
-
-    /// Maps memory as it is described, or as ordinary memory where that will do; then notes why.
-    pub(crate) fn map(&self, memory: &Memory) -> Result<Mapping, BuildError> {
-        let huge_pages = self.huge_pages;
-        let mapping = memory.map(huge_pages).or_else(|why| {
-            let ordinary = memory.ordinary().map(huge_pages);
-            if !memory.may_be_ordinary || ordinary.is_err() {
-                return Err(why);
-            }
-            self.note(why);
-            ordinary
-        })?;
-        if let Some(&node) = self.layout.system_nodes.get(memory.node.get())
-            && memory.is_zeroed()
-            && let Err(errno) = mapping.bind(0, mapping.bytes(), node, false)
-        {
-            // It serves from wherever it is.
-            self.note(BuildError::system("memory of a node", mapping.bytes())(errno));
-        }
-        if memory.is_locked
-            && let Err(why) = mapping.lock(0, mapping.bytes())
-        {
-            let why = BuildError::of_memory(mapping.bytes())(why);
-            if !memory.may_be_ordinary {
-                return Err(why);
-            }
-            self.note(why);
-        }
-        Ok(mapping)
-    }
 }

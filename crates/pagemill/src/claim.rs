@@ -8,18 +8,22 @@ use crate::shared::Lack;
 use crate::zone::Zone;
 use crate::zones::Zones;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pagemill_core::{Gfp, Order, PageblockId};
+use pagemill_core::{Gfp, PageblockId};
 use std::time::{Duration, Instant};
 
 /// A claim ends if nothing was added to it for this long. Its request then claims nothing for as long again.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Any waiting request ends a claim whose request made no attempt for this long. A head that waits makes one every
+/// `LOOK_AGAIN`, so the claimant is a task that is not polled, was leaked, or stands behind one that is polled again.
+const IDLE: Duration = PATIENCE.saturating_mul(2);
 
 /// The claim of one waiting request. It is held from the moment that the request was overtaken often.
 #[derive(Debug)]
 pub(crate) struct Claim<'n> {
     zones: &'n Zones,
     lack: Lack,
-    is_held: bool,
+    /// Its number, from when it begins until it ends. It is not held any more if another request ended it.
+    number: Option<u32>,
     /// The process of the request: a forked child does not hold its parent's claim.
     stamp: Stamp,
     /// The largest number of frames that the claim had so far.
@@ -34,24 +38,17 @@ pub(crate) struct Claim<'n> {
 impl<'n> Claim<'n> {
     /// A claim that is not held yet.
     pub(crate) fn new(zones: &'n Zones, lack: Lack) -> Self {
-        Self { zones, lack, is_held: false, stamp: Stamp::here(), best: 0, since: None, block: None }
+        Self { zones, lack, number: None, stamp: Stamp::here(), best: 0, since: None, block: None }
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        self.is_held && !self.stamp.is_inherited()
+        self.number.is_some_and(|number| number == self.zones.claims.number()) && !self.stamp.is_inherited()
     }
 
     /// Makes one attempt, which may use what is claimed. Before it, begins the claim if the request was overtaken
     /// often, or ends it if it makes no progress.
     pub(crate) fn attempt<T>(&mut self, is_overtaken: bool, attempt: impl FnOnce() -> Option<T>) -> Option<T> {
-        let has_rested = self.since.is_none_or(|since| since.elapsed() >= PATIENCE);
-        if self.is_held() && self.frames() > self.best {
-            (self.best, self.since) = (self.frames(), Some(Instant::now()));
-        } else if self.is_held() && has_rested {
-            self.end();
-        } else if !self.is_held() && is_overtaken && has_rested && !self.stamp.is_inherited() {
-            self.begin();
-        }
+        self.look(is_overtaken, Instant::now());
         if !self.is_held() {
             return attempt();
         }
@@ -66,6 +63,29 @@ impl<'n> Claim<'n> {
         attempt()
     }
 
+    /// Begins or ends this claim, or ends the one of a request that makes no attempts.
+    fn look(&mut self, is_overtaken: bool, now: Instant) {
+        if self.stamp.is_inherited() {
+            *self = Self::new(self.zones, self.lack); // A request that goes on in a forked child claims anew.
+        }
+        let has_rested = self.since.is_none_or(|since| now.saturating_duration_since(since) >= PATIENCE);
+        if self.is_held() {
+            self.zones.claims.note_attempt(now);
+            if self.frames() > self.best {
+                (self.best, self.since) = (self.frames(), Some(now));
+            } else if has_rested {
+                self.end(now);
+            }
+            return;
+        }
+        if let Some(idle) = self.zones.claims.idle_number(now, IDLE) {
+            self.zones.end_claim(idle);
+        }
+        if is_overtaken && has_rested {
+            self.begin(now);
+        }
+    }
+
     /// The number of frames that are claimed and free now.
     fn frames(&self) -> usize {
         match self.block {
@@ -74,61 +94,78 @@ impl<'n> Claim<'n> {
         }
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self, now: Instant) {
         let claims = &self.zones.claims;
-        // Acquire pairs with the Release in `end`: the previous claim has ended completely.
-        if self.lack.order > Order::PAGEBLOCK || claims.is_held.compare_exchange(false, true, Acquire, Relaxed).is_err()
-        {
+        // Acquire pairs with the Release in `end_claim`: the previous claim has ended completely.
+        if self.lack.is_above_a_pageblock() || claims.is_held.compare_exchange(false, true, Acquire, Relaxed).is_err() {
             return;
         }
-        (self.is_held, self.best, self.since) = (true, 0, Some(Instant::now()));
-        if self.lack.is_one_block() {
+        let mut wanted = 0;
+        if self.lack.is_one_piece() {
             let last = self.block.take();
             let may = |zone: &&Zone| zone.serves(self.lack) && self.zones.allowed().contains(zone.node());
             let arenas = self.zones.all().iter().copied().filter(may);
             let from = |zone: &Zone| {
                 last.filter(|(of, _)| core::ptr::eq(*of, zone)).map_or(PageblockId::FIRST, |(_, block)| block)
             };
+            let (frames, align) = (self.lack.frames() as u32, self.lack.order.frames());
             self.block =
-                arenas.filter_map(|zone| Some((zone, zone.buddy().withhold(self.lack.order, from(zone))?))).next();
+                arenas.filter_map(|zone| Some((zone, zone.buddy().withhold(frames, align, from(zone))?))).next();
         } else {
             claims.nodes.store(self.lack.nodes.as_bits(), Relaxed);
             claims.is_dma32.store(self.lack.gfp().contains(Gfp::DMA32), Relaxed);
-            let number = claims.wanted.load(Relaxed) >> NUMBER;
-            claims.wanted.store(number << NUMBER | self.lack.frames() as u64, Release);
+            wanted = self.lack.frames() as u64;
         }
+        claims.note_attempt(now);
+        let number = claims.number().wrapping_add(1);
+        (self.number, self.best, self.since) = (Some(number), 0, Some(now));
+        // From here on other requests may end it. Release pairs with the Acquires in `number` and `end_claim`.
+        claims.wanted.store(u64::from(number) << NUMBER | wanted, Release);
     }
 
-    fn end(&mut self) {
-        (self.is_held, self.since) = (false, Some(Instant::now()));
-        // With the next number, no frame of any zone is claimed.
-        let next = (self.zones.claims.wanted.load(Relaxed) >> NUMBER) as u32;
-        self.zones.claims.wanted.store(u64::from(next.wrapping_add(1)) << NUMBER, Relaxed);
-        if let Some((zone, _)) = self.block {
-            zone.buddy().end_withholding();
+    fn end(&mut self, now: Instant) {
+        self.since = Some(now);
+        if let Some(number) = self.number.take() {
+            self.zones.end_claim(number);
         }
+    }
+}
+
+impl Zones {
+    /// Ends the claim with this number, unless it has ended already. Its request or another one may call this.
+    fn end_claim(&self, number: u32) {
+        // With the next number, no frame of any zone is claimed.
+        let next = u64::from(number.wrapping_add(1)) << NUMBER;
+        let is_its = |wanted: u64| ((wanted >> NUMBER) as u32 == number).then_some(next);
+        // One caller succeeds (Q2). Acquire pairs with the Release in `begin`: the pageblock is withheld by now.
+        if self.claims.wanted.fetch_update(Acquire, Relaxed, is_its).is_err() {
+            return;
+        }
+        // One of them withholds a pageblock for the claim at most, maybe one that was retired meanwhile.
+        core::iter::successors(self.newest(), |zone| zone.older()).for_each(|zone| zone.buddy().end_withholding());
         // Release pairs with the Acquire in `begin`.
-        self.zones.claims.is_held.store(false, Release);
-        self.zones.waits.note_freed(&|_| true);
+        self.claims.is_held.store(false, Release);
+        self.waits.note_freed(&|_| true);
     }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if self.is_held() {
-            self.end();
+            self.end(Instant::now());
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Claim;
+    use super::{Claim, IDLE};
     use crate::claims::{IS_CLAIMANT, NUMBER};
     use crate::context::AllocContext;
     use crate::{Allocator, Gfp, Memory, NodeId, NodeMask, Order};
     use core::sync::atomic::Ordering::Relaxed;
     use pagemill_core::Level;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn a_request_that_was_overtaken_claims_and_no_two_claims_share_a_number() {
@@ -138,7 +175,7 @@ mod tests {
             let order = Order::new(order).unwrap();
             Claim::new(zones, AllocContext::plain(zones, Gfp::KERNEL, order).lack(NodeId::ZERO, blocks))
         };
-        for number in 0..3 {
+        for number in [1, 3, 5] {
             let mut claim = claim(0, 8);
             assert_eq!((claim.attempt(false, || None::<()>), claim.is_held()), (None, false));
             assert_eq!((claim.attempt(true, || None::<()>), claim.is_held()), (None, true));
@@ -147,6 +184,38 @@ mod tests {
         // No pageblock can be withheld for a block that is larger than one.
         let mut claim = claim(10, 1);
         assert_eq!((claim.attempt(true, || None::<()>), claim.is_held()), (None, false));
+    }
+
+    /// A task that is not polled any more keeps no memory from the others.
+    #[test]
+    fn a_claim_whose_request_makes_no_attempts_is_ended_by_another_request() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(1024)).build().unwrap();
+        let (zones, zone) = (allocator.zones(), allocator.zones().first());
+        let claim = |order: u8, blocks: usize| {
+            let order = Order::new(order).unwrap();
+            Claim::new(zones, AllocContext::plain(zones, Gfp::KERNEL, order).lack(NodeId::ZERO, blocks))
+        };
+        for (round, order, blocks) in [(0, 0, 8), (1, 9, 1)] {
+            let begun = Instant::now() + round * 8 * IDLE;
+            let (mut idle, mut other) = (claim(order, blocks), claim(0, 4));
+            idle.look(true, begun);
+            assert_eq!(zone.buddy().withheld_frames() > 0, order > 0);
+            // It makes attempts, and keeps its claim.
+            idle.since = Some(begun + IDLE);
+            idle.look(true, begun + IDLE);
+            other.look(true, begun + IDLE);
+            other.look(true, begun + 2 * IDLE - Duration::from_millis(1));
+            assert!(idle.is_held() && !other.is_held());
+            // It makes none.
+            other.look(true, begun + 2 * IDLE);
+            assert!(!idle.is_held() && other.is_held());
+            assert_eq!((zone.buddy().withheld_frames(), zones.claims.wanted.load(Relaxed) as u32), (0, 4));
+            // Its end takes no claim from the other, which has it now.
+            drop(idle);
+            assert!(other.is_held() && zones.claims.is_held.load(Relaxed));
+            drop(other);
+            assert!(!zones.claims.is_held.load(Relaxed));
+        }
     }
 
     #[test]
@@ -199,7 +268,7 @@ mod tests {
         let (zones, zone) = (allocator.zones(), allocator.zones().first());
         zones.claims.wanted.store(1 << NUMBER, Relaxed);
         zone.claimed().store(1 << NUMBER | 3, Relaxed);
-        assert!(zone.buddy().withhold(Order::PAGEBLOCK, pagemill_core::PageblockId::FIRST).is_some());
+        assert!(zone.buddy().withhold(512, 512, pagemill_core::PageblockId::FIRST).is_some());
         IS_CLAIMANT.set(true);
         let floors = [Gfp::KERNEL, Gfp::NOWAIT].map(|gfp| zone.floor(gfp, Level::Min));
         let [late, own] = [Gfp::NOWAIT, Gfp::KERNEL].map(|gfp| zone.take_withheld(gfp, Order::PAGEBLOCK, 0));
@@ -263,6 +332,7 @@ mod tests {
         use crate::zones::Zones;
         use crate::{Allocator, Gfp, Memory, NodeId, Order};
         use core::sync::atomic::Ordering::Relaxed;
+        use std::time::Instant;
 
         fn pages(zones: &Zones, n: usize) -> Lack {
             AllocContext::plain(zones, Gfp::KERNEL, Order::ZERO).lack(NodeId::ZERO, n)
@@ -275,7 +345,7 @@ mod tests {
             let allocator = Allocator::builder().memory(Memory::anonymous(64)).build().unwrap();
             let zones = allocator.zones();
             let mut claim = Claim::new(zones, pages(zones, 8));
-            claim.begin();
+            claim.begin(Instant::now());
             assert!(claim.is_held());
             // SAFETY: the child calls only functions that are allowed in the child of a multi-threaded program.
             match unsafe { libc::fork() } {
@@ -283,12 +353,14 @@ mod tests {
                     // SAFETY: the alarm ends a child that hangs.
                     unsafe { libc::alarm(600) };
                     let mut other = Claim::new(zones, pages(zones, 16));
-                    other.begin();
+                    other.begin(Instant::now());
                     let is_held = (claim.is_held(), other.is_held());
-                    drop(claim);
-                    let is_right = is_held == (false, true)
-                        && zones.claims.is_held.load(Relaxed)
-                        && zones.claims.wanted.load(Relaxed) as u32 == 16;
+                    // The request of the parent's claim may have a claim of its own, but not while another one has.
+                    claim.look(true, Instant::now());
+                    let is_other = zones.claims.is_held.load(Relaxed) && zones.claims.wanted.load(Relaxed) as u32 == 16;
+                    drop(other);
+                    claim.look(true, Instant::now());
+                    let is_right = is_held == (false, true) && is_other && claim.is_held();
                     // SAFETY: ends the child without the parent's exit handlers.
                     unsafe { libc::_exit(i32::from(!is_right)) }
                 }

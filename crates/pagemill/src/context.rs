@@ -14,6 +14,8 @@ use pagemill_core::{Gfp, NodeId, NodeMask, Order, Policy};
 pub(crate) struct AllocContext<'c> {
     pub(crate) gfp: Gfp,
     pub(crate) order: Order,
+    /// The number of neighbouring pages that it needs; 0 for a request for blocks of `order`.
+    pub(crate) run: usize,
     /// How far the request goes for one of its blocks.
     pub(crate) effort: Effort,
     /// Nodes that the caller allows. The allocator's allowed set applies as well, and is read again at every step.
@@ -37,10 +39,20 @@ impl<'c> AllocContext<'c> {
     /// The context of a request that specifies only its flags and order.
     pub(crate) fn plain(zones: &Zones, gfp: Gfp, order: Order) -> Self {
         let (policy, patience) = (zones.policy(), Patience::default());
-        Self { gfp, order, effort: Effort::Wait, nodes: NodeMask::ALL, policy, patience }
+        Self { gfp, order, run: 0, effort: Effort::Wait, nodes: NodeMask::ALL, policy, patience }
     }
 
-    /// What the request lacks while it needs `blocks` blocks at once. `from` is the node that it prefers.
+    /// The context of a request for a run of `n` neighbouring pages that specifies only its flags.
+    pub(crate) fn of_run(zones: &Zones, gfp: Gfp, n: usize) -> Self {
+        Self { run: n, ..Self::plain(zones, gfp, Order::ZERO) }
+    }
+
+    /// The number of frames of one block, or of the run.
+    pub(crate) fn frames(&self) -> usize {
+        if self.run > 0 { self.run } else { self.order.frames() as usize }
+    }
+
+    /// What the request lacks while it needs `blocks` blocks at once, or its run. `from` is the node that it prefers.
     pub(crate) fn lack(&self, from: NodeId, blocks: usize) -> Lack {
         let only = match self.policy {
             // The preferred node changes with each request, so it does not tell kinds of request apart.
@@ -49,7 +61,8 @@ impl<'c> AllocContext<'c> {
             _ => NodeMask::ALL,
         };
         let nodes = self.nodes.and(self.policy.nodes()).and(only);
-        Lack { order: self.order, blocks, nodes, is_dma32: self.gfp.contains(Gfp::DMA32) }
+        let (is_run, is_dma32) = (self.run > 0, self.gfp.contains(Gfp::DMA32));
+        Lack { order: self.order, blocks: if is_run { self.run } else { blocks }, is_run, nodes, is_dma32 }
     }
 
     /// The nodes that its blocks come from in turn; empty unless the policy is interleave.

@@ -9,6 +9,7 @@
 //! `mapping` is held while an arena is mapped, and orders additions to the list of arenas; reads of the list take no
 //! lock. `pools` guards the list of pools. In a forked child neither is touched, since a thread of the parent may have
 //! held it.
+mod buf_ring;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod fixed_buffers;
@@ -26,11 +27,12 @@ use core::fmt;
 use core::ops::Range;
 use pagemill_core::{PAGE_SHIFT, PAGE_SIZE};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+pub use buf_ring::BufRing;
 #[cfg(feature = "cuda")]
 pub use cuda::Cuda;
-pub use fixed_buffers::FixedBuffers;
+pub use fixed_buffers::{FixedBuffers, Piece};
 pub use physical::Physical;
 pub use umem::Umem;
 pub use vfio::VfioMap;
@@ -115,6 +117,12 @@ pub trait DeviceMap: Send + Sync {
 
     /// Undoes [`map`](Self::map). When it returns, the device can no longer access the memory.
     fn unmap(&self, memory: Range<usize>, mapped: &Mapped);
+
+    /// Whether one transfer may reach from the first address to the last. False where a piece of the device ends in
+    /// between, as a registered buffer does. Memory that is aligned to its size, up to 1 GiB, must lie in one piece.
+    fn is_one_piece(&self, _first: DeviceAddr, _last: DeviceAddr) -> bool {
+        true
+    }
 }
 
 /// The device addresses of an arena.
@@ -125,6 +133,7 @@ pub trait DeviceMap: Send + Sync {
 /// let _each_page_elsewhere = Mapped::Pages([0x7000, 0x3000].map(DeviceAddr::new).into());
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Mapped {
     /// The address of the first byte. The other bytes follow it, as they do in the process.
     Linear(DeviceAddr),
@@ -161,7 +170,7 @@ impl DeviceMap for Identity {
 /// let refused = DeviceError::System { what: "registering 2 MiB", errno: 12, next: "raise RLIMIT_MEMLOCK" };
 /// assert_eq!(refused.to_string(), "registering 2 MiB: Cannot allocate memory (os error 12); raise RLIMIT_MEMLOCK");
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The system refused.
@@ -248,6 +257,16 @@ pub enum DeviceError {
         /// The address.
         addr: usize,
     },
+    /// A ring of buffers has no buffer with this number that the kernel has chosen.
+    #[error(
+        "the group {group} has no buffer {id} that was chosen for a request; take each completion's buffer once, from its group"
+    )]
+    NoBuffer {
+        /// The group.
+        group: u16,
+        /// The number.
+        id: u16,
+    },
     /// The pool cannot number more blocks.
     #[error("the pool has {blocks} blocks, the most that it can number; free some, or make another pool")]
     Full {
@@ -260,6 +279,13 @@ pub enum DeviceError {
     /// An error of the page allocator.
     #[error(transparent)]
     Memory(#[from] Error),
+}
+
+/// The sentence, as `Display`, for a `main` that returns this error.
+impl core::fmt::Debug for DeviceError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<BuildError> for DeviceError {
@@ -288,12 +314,16 @@ impl From<BuildError> for DeviceError {
 /// # Ok::<(), pagemill::DeviceError>(())
 /// ```
 #[derive(Clone)]
-pub struct Device(Arc<Shared>);
+pub struct Device(Arc<Mappings>);
 
-/// A pool over a device. Its `Display` is a line of [`Device::pools`].
-type PoolLine = dyn fmt::Display + Send + Sync;
+/// A pool over a device, which the device does not keep.
+pub(crate) trait PoolLine: Send + Sync {
+    /// Its line of [`Device::pools`], unless it is gone.
+    fn line(&self) -> Option<String>;
+    fn is_gone(&self) -> bool;
+}
 
-struct Shared {
+struct Mappings {
     map: Box<dyn DeviceMap>,
     /// The mapped arenas, in the order in which they were mapped. Arenas are only added.
     first: OnceLock<Box<Known>>,
@@ -301,7 +331,7 @@ struct Shared {
     mapping: Mutex<()>,
     /// The process that mapped them.
     stamp: Stamp,
-    pools: Mutex<Vec<Weak<PoolLine>>>,
+    pools: Mutex<Vec<Box<dyn PoolLine>>>,
     /// Declared last, so that it is dropped last: an arena must exist while it is unpinned.
     allocator: Allocator,
 }
@@ -330,21 +360,21 @@ impl Known {
     }
 }
 
-impl Shared {
+impl Mappings {
     fn known(&self) -> impl Iterator<Item = &Known> {
         core::iter::successors(self.first.get(), |known| known.next.get()).map(|known| &**known)
     }
 }
 
 impl Device {
-    /// Makes a device over an allocator, and maps the allocator's arenas with `map`.
+    /// Makes a device over an allocator, and maps the allocator's arenas with `map`, but for retired ones.
     ///
     /// # Errors
     /// The map's error, or [`DeviceError::Miscounted`] or [`DeviceError::Beyond`] if it returns impossible addresses.
     /// Arenas that were mapped already are unmapped again.
     pub fn new(allocator: &Allocator, map: impl DeviceMap + 'static) -> Result<Self, DeviceError> {
-        crate::registry::watch(); // The stamp is to be right.
-        let device = Self(Arc::new(Shared {
+        crate::registry::watch(); // The fork hooks must be registered before the stamp is taken.
+        let device = Self(Arc::new(Mappings {
             map: Box::new(map),
             first: OnceLock::new(),
             mapping: Mutex::new(()),
@@ -352,13 +382,24 @@ impl Device {
             pools: Mutex::default(),
             allocator: allocator.clone(),
         }));
-        allocator.arenas().into_iter().try_for_each(|arena| device.map(arena.range))?;
+        // Pages that are out of a retired arena have it mapped at their first look-up.
+        let mut arenas = allocator.arenas().into_iter().filter(|arena| !arena.is_retired);
+        arenas.try_for_each(|arena| device.map(arena.range))?;
         Ok(device)
     }
 
     /// The allocator whose memory the device sees.
     pub fn allocator(&self) -> &Allocator {
         &self.0.allocator
+    }
+
+    /// Whether one transfer may reach these bytes. True also where the device does not know the memory: the first
+    /// look-up of its address returns that error.
+    pub(crate) fn is_one_piece(&self, addr: usize, bytes: usize) -> bool {
+        match (self.address_of(addr), self.address_of(addr + bytes - 1)) {
+            (Ok(first), Ok(last)) => self.0.map.is_one_piece(first, last),
+            _ => true,
+        }
     }
 
     /// The device's address of a byte in the allocator's memory.
@@ -399,7 +440,7 @@ impl Device {
             unreachable!("a device maps an arena at {:#x}, where there is none", memory.start)
         };
         let pinned = zone.pins().pin();
-        // SAFETY: the range is a whole arena, which stays mapped as long as its allocator; `Shared` holds a handle of
+        // SAFETY: the range is a whole arena, which stays mapped as long as its allocator; `Mappings` holds a handle of
         // that.
         let mapped = unsafe { shared.map.map(memory.clone()) }?;
         check(memory.len(), &mapped).inspect_err(|_| shared.map.unmap(memory.clone(), &mapped))?;
@@ -426,7 +467,7 @@ impl Device {
         let mut text = "poolinfo - 0.1\n".to_owned();
         if !self.is_inherited() {
             let pools = self.lock_pools();
-            text.extend(pools.iter().filter_map(Weak::upgrade).map(|pool| format!("{pool}\n")));
+            text.extend(pools.iter().filter_map(|pool| pool.line()).map(|line| line + "\n"));
         }
         text
     }
@@ -438,14 +479,14 @@ impl Device {
         self.0.stamp.is_inherited()
     }
 
-    pub(crate) fn lock_pools(&self) -> MutexGuard<'_, Vec<Weak<PoolLine>>> {
+    pub(crate) fn lock_pools(&self) -> MutexGuard<'_, Vec<Box<dyn PoolLine>>> {
         self.0.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a new pool over the device.
-    pub(crate) fn enter(&self, pool: Weak<PoolLine>) {
+    pub(crate) fn enter(&self, pool: Box<dyn PoolLine>) {
         let mut pools = self.lock_pools();
-        pools.retain(|pool| pool.strong_count() > 0);
+        pools.retain(|pool| !pool.is_gone());
         pools.push(pool);
     }
 }
@@ -487,7 +528,7 @@ impl fmt::Debug for Device {
     }
 }
 
-impl Drop for Shared {
+impl Drop for Mappings {
     fn drop(&mut self) {
         // A forked child must not unmap: its parent's device would lose the memory.
         if !self.stamp.is_inherited() {

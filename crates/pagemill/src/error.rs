@@ -18,7 +18,7 @@ use pagemill_os::BackendName;
 /// let error = first_byte(64, 31).unwrap_err();
 /// assert_eq!(error.to_string(), "invalid request: order 31 is above the largest, 18 (1 GiB)");
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No memory now. Try later, ask for less, or free some.
@@ -35,6 +35,18 @@ pub enum Error {
     Build(#[from] BuildError),
 }
 
+/// The sentence, as `Display`: `fn main() -> Result<(), pagemill::Error>` prints an error by `Debug`.
+impl core::fmt::Debug for Error {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Display::fmt(self, f)
+    }
+}
+impl core::fmt::Debug for InvalidRequest {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        core::fmt::Display::fmt(self, f)
+    }
+}
+
 /// What is wrong with a request.
 ///
 /// ```
@@ -47,7 +59,7 @@ pub enum Error {
 /// assert_eq!(flags, &["NOFAIL", "NOWAIT"]);
 /// # Ok::<(), Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRequest {
     /// A value that is invalid in every request: an order above the largest, or flags that exclude each other.
@@ -61,14 +73,17 @@ pub enum InvalidRequest {
         /// The largest count that is accepted.
         max: usize,
     },
+    /// A request for a run of no pages.
+    #[error("a run has at least one page, the request names none")]
+    NoPages,
     /// The request needs more blocks at once than the allocator can ever have free for it. It would wait for ever.
-    #[error("the request needs {blocks} blocks of order {order} at once, and can never have more than {most}")]
+    #[error("the request needs {blocks} {} at once, and can never have more than {most}", many(.order))]
     MoreThanManaged {
         /// How many blocks the request needs at once.
         blocks: usize,
         /// The order of its blocks.
         order: u8,
-        /// How many it could have if every page were free. Pages that watermarks keep from the request do not count.
+        /// How many it could have if every page were free; for a run, in one arena. Pages that watermarks keep from the request do not count.
         most: usize,
     },
     /// `Bulk::at_least(k, n)` with k above n.
@@ -107,6 +122,9 @@ pub enum InvalidRequest {
         /// Bit n for node n.
         nodes: u64,
     },
+    /// A request with a timeout, in a form that is awaited.
+    #[error("a request that is awaited takes no timeout: put your runtime's timeout around the future, which drops it")]
+    AwaitedTimeout,
     /// A request whose flags reclaim, made by a thread that is reclaiming.
     #[error("a shrinker may not allocate with flags that reclaim: use NOWAIT or ATOMIC there")]
     ReclaimInShrinker,
@@ -142,6 +160,12 @@ pub enum InvalidRequest {
         /// How many CPUs have lists.
         cpus: usize,
     },
+}
+
+/// What a request for blocks of an order asks for, in words.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "thiserror passes a variant's fields by reference")]
+fn many(order: &u8) -> String {
+    if *order == 0 { "pages".to_owned() } else { format!("blocks of order {order}") }
 }
 
 impl From<Invalid> for Error {

@@ -151,11 +151,11 @@ fn free_slots<const RAW: bool>(words: &mut [usize], order: Option<Order>, misuse
 #[inline(always)]
 fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
     let Some((zone, _)) = registry::recent(words[0]) else { return 0 };
-    let (zone, zero) = (zone, zone.addr_of_zero());
+    let (zone, zero) = (zone, zone.addr_of_pfn_zero());
     if zone.buddy().is_mixed() || !zone.has_pages(words) {
         return 0;
     }
-    let taken = zone.words_come_back::<RAW>(words);
+    let taken = zone.mark_words_free::<RAW>(words);
     let Some(words) = words.get_mut(..taken).filter(|words| !words.is_empty()) else { return 0 };
     // Counted while pages are still in hand: see `Segment::end`.
     if taken > 1 {
@@ -172,6 +172,15 @@ fn free_batch<const RAW: bool>(words: &mut [usize]) -> usize {
 pub(crate) fn free_run(addr: usize, n: usize, order: Order) {
     // The hook is told of misuse; a run's drop cannot return it.
     free_all::<false>(&mut Neighbours { addr, end: addr + n * order.bytes(), order }, &mut None);
+}
+
+/// Frees a run of `n` neighbouring pages from `addr` on, past the lists: there they would be scattered, and no run could
+/// have them before the lists are drained.
+pub(crate) fn free_contig(addr: usize, n: usize) {
+    match registry::by_address(addr) {
+        Some((zone, first)) if zone.mark_run_free::<false>(first, n) => zone.give_run(first, n),
+        _ => free_run(addr, n, Order::ZERO), // It finds the pages that are not out.
+    }
 }
 
 /// Frees raw blocks by address, all of one order, as [`free_raw`] does for one. Empties the slots of the blocks that it

@@ -167,6 +167,28 @@ macro_rules! handle {
             }
         }
 
+        impl AsRef<[u8]> for $name {
+            #[inline]
+            fn as_ref(&self) -> &[u8] {
+                &self[..]
+            }
+        }
+
+        impl AsMut<[u8]> for $name {
+            #[inline]
+            fn as_mut(&mut self) -> &mut [u8] {
+                &mut self[..]
+            }
+        }
+
+        /// Without a copy: the memory is freed when the last clone of the [`Bytes`](bytes::Bytes) is dropped.
+        #[cfg(feature = "bytes")]
+        impl From<$name> for bytes::Bytes {
+            fn from(memory: $name) -> Self {
+                Self::from_owner(memory)
+            }
+        }
+
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, concat!($what, " of order {} at {:#x}"), order_of_word(self.0.get()).get(), self.addr())
@@ -200,7 +222,7 @@ impl Page {
     /// [`Misuse`]: the pointer is not that of a raw page. Nothing was changed.
     ///
     /// # Safety
-    /// `ptr` came from [`into_raw`](Self::into_raw), or is a page that Pagemill handed out in C, and nothing else uses
+    /// `ptr` came from [`into_raw`](Self::into_raw), or from a request for raw pages, and nothing else uses
     /// it. A second call with the same pointer is refused, as long as the page has not become a raw pointer again.
     ///
     /// ```

@@ -199,6 +199,43 @@ impl<T: Owned> List<T> {
         Some(unsafe { T::from_word(self.pop_word()) })
     }
 
+    /// The memory of each block, from the head on.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, PageList};
+    /// let mut list = PageList::new();
+    /// Allocator::global().alloc_pages_bulk_list(Bulk::exact(8), &mut list)?;
+    /// list.iter_mut().enumerate().for_each(|(at, page)| page[0] = at as u8);
+    /// assert_eq!(list.iter().map(|page| page[0]).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7]);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        // SAFETY: the list owns the block, and is borrowed as long as the slice; mapped memory is initialised.
+        self.blocks().map(|(addr, bytes)| unsafe {
+            core::slice::from_raw_parts(core::ptr::with_exposed_provenance(addr), bytes)
+        })
+    }
+
+    /// The same, for writing.
+    pub fn iter_mut(&mut self) -> impl ExactSizeIterator<Item = &mut [u8]> {
+        // SAFETY: as in `iter`; the list is borrowed exclusively, and no block is on it twice.
+        self.blocks().map(|(addr, bytes)| unsafe {
+            core::slice::from_raw_parts_mut(core::ptr::with_exposed_provenance_mut(addr), bytes)
+        })
+    }
+
+    /// The address and size of each block, from the head on.
+    fn blocks(&self) -> impl ExactSizeIterator<Item = (usize, usize)> + use<T> {
+        let (mut next, bytes, len) = (self.head, self.order.bytes(), self.len);
+        (0..len).map(move |at| {
+            let (zone, pfn) = (registry::by_pfn(next), next);
+            if at + 1 < len {
+                next = zone.next(pfn);
+            }
+            (zone.addr_of(pfn), bytes)
+        })
+    }
+
     /// Moves all blocks of `other` to the tail of this list, in constant time.
     ///
     /// # Errors
@@ -265,17 +302,19 @@ impl<T: Owned> Source for List<T> {
     #[inline]
     fn give(&mut self, to: &mut impl FreeBatch) {
         let zone = to.zone();
-        while self.len > 0 && zone.has_pfn(self.head) {
+        let (mut head, mut left) = (self.head, self.len);
+        while left > 0 && zone.has_pfn(head) {
             // Read the link first: once the page is given, its next owner may change it.
-            let next = zone.next(self.head);
-            if !to.give(self.head) {
+            let next = zone.next(head);
+            if !to.give(head) {
                 break;
             }
-            (self.head, self.len) = (next, self.len - 1);
+            (head, left) = (next, left - 1);
         }
+        (self.head, self.len) = (head, left);
     }
 
-    fn free_next(&mut self, free: &mut dyn FnMut(usize, Order) -> bool) {
+    fn free_next(&mut self, free: impl FnOnce(usize, Order) -> bool) {
         let word = self.pop_word();
         free(addr_of_word(word), self.order);
     }

@@ -9,6 +9,7 @@ use pagemill_os::{Mapping, touch_parallel};
 
 /// The progress of [`Allocator::populate`], in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Populated {
     /// Bytes committed so far.
     pub done: usize,
@@ -20,7 +21,8 @@ impl Allocator {
     /// Commits all of the allocator's memory now, so that no first touch causes a page fault. One thread on each CPU of
     /// a node commits that node's memory, in pieces of 64 MiB. `progress` is called after each piece, by one thread at
     /// a time; if it returns `Break`, no further pieces are begun, and those committed stay committed. Contents do not
-    /// change, so pages may be in use meanwhile.
+    /// change, so pages may be in use meanwhile. After a `Break` or an error, the next
+    /// [`give_back`](Self::give_back) also counts free pages that were never committed.
     ///
     /// With [`give_back_after`](crate::Builder::give_back_after), memory that stays unused goes back in time.
     ///

@@ -24,7 +24,7 @@ impl Stamp {
         Self(GENERATION.load(Relaxed))
     }
 
-    /// Was it made before this process was forked?
+    /// Whether it was made before this process was forked.
     #[inline]
     pub(crate) fn is_inherited(self) -> bool {
         self.0 != Self::here().0
@@ -46,7 +46,12 @@ impl AtomicStamp {
         Self(AtomicU64::new(Stamp::here().0))
     }
 
-    /// Was it made before this process was forked?
+    /// No process, until it is renewed.
+    pub(crate) const fn never() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
+
+    /// Whether it was made before this process was forked.
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
         Stamp(self.0.load(Relaxed)).is_inherited()

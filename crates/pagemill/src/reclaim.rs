@@ -86,6 +86,7 @@ pub trait Shrinker: Send + Sync {
 /// assert_eq!(DirtyPages.does(), ShrinkerDoes::Io);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum ShrinkerDoes {
     /// It only frees pages.
     Nothing,
@@ -169,20 +170,20 @@ impl core::fmt::Debug for Reclaim {
 pub(crate) struct Background {
     /// Must not be joined, detached or dropped in a forked child, where this thread does not exist.
     thread: ManuallyDrop<Thread<()>>,
-    shared: Arc<Shared>,
+    shared: Arc<BackgroundState>,
     /// The process that the thread runs in.
     stamp: Stamp,
 }
 
 /// What the thread shares with the code that wakes and stops it.
 #[derive(Default, Debug)]
-struct Shared {
+struct BackgroundState {
     is_over: AtomicBool,
     /// The thread, which sleeps between checks; unset until its first check begins.
     sleeper: OnceLock<Sleeper>,
 }
 
-impl Shared {
+impl BackgroundState {
     /// Makes the thread check now. A signal handler may call this.
     fn wake(&self) {
         self.sleeper.get().map(Sleeper::unpark);
@@ -302,7 +303,7 @@ impl Background {
     /// Starts a thread that runs `look` when it is woken and every [`LOOK`], until it is stopped or `look` returns
     /// `Break`.
     pub(crate) fn start(mut look: impl FnMut() -> ControlFlow<()> + Send + 'static) -> Result<Self, Errno> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(BackgroundState::default());
         let of_thread = shared.clone();
         let thread = Thread::spawn(c"pagemill-reclaim", move || {
             _ = of_thread.sleeper.set(std::thread::current());

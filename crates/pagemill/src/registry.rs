@@ -12,9 +12,9 @@
 //! # Locks
 //! Reads take no lock: a pointer that is found here, or remembered by a thread, is that of a [`Zone`], which is never
 //! freed. [`Zone::contains`] and [`Zone::has_pfn`] tell whether it still stands for the memory in question. Writers
-//! hold one lock ([`lock`]), "the registry". A request waits for it only when it reclaims, since shrinkers are called by rounds that
-//! hold it for a moment. It comes before sections that no fork
-//! interrupts, and before every mutex in `zones.rs` and `reclaim.rs`.
+//! hold one lock ([`lock`]), "the registry". A request waits for it only when it reclaims, since a round holds it for a
+//! moment to list the shrinkers. It comes before sections that no fork interrupts, and before every mutex in `zones.rs` and
+//! `reclaim.rs`.
 //!
 //! # How a zone ends (ADR 30)
 //! 1. The allocator's last handle is dropped: `Zone::leave` shuts the lists, drains them and closes the zone. From then
@@ -214,7 +214,7 @@ pub(crate) fn come_home(zone: &'static Zone) {
             Err(now) => top = now,
         }
     }
-    // SeqCst pairs with the fence in `unlock_after_fork`: either this finds the registry free, or its holder finds the
+    // SeqCst pairs with the fence in `unlock`: either this finds the registry free, or its holder finds the
     // zone.
     fence(SeqCst);
     end_those_at_home();
@@ -225,7 +225,7 @@ fn end_those_at_home() {
     while !HOME.load(Relaxed).is_null() && WRITING.try_take() {
         end_those_held();
         WRITING.release();
-        // SeqCst as in `unlock_after_fork`.
+        // SeqCst as in `unlock`.
         fence(SeqCst);
     }
 }
@@ -314,7 +314,7 @@ pub(crate) struct Writing;
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        unlock_after_fork();
+        unlock();
     }
 }
 
@@ -334,13 +334,13 @@ pub(crate) fn try_lock() -> Option<Writing> {
     if WRITING.try_take() { Some(Writing) } else { None }
 }
 
-/// No thread changes the registry until [`unlock_after_fork`] or [`unlock_in_child`]. A thread that locks it while a
+/// No thread changes the registry until [`unlock`] or [`unlock_in_child`]. A thread that locks it while a
 /// fork waits comes after the fork.
 fn lock_for_fork() {
     WRITING.take_for_fork();
 }
 
-fn unlock_after_fork() {
+fn unlock() {
     WRITING.release();
     // SeqCst pairs with the fence in `come_home`.
     fence(SeqCst);
@@ -381,7 +381,7 @@ fn before() {
 
 fn in_parent() {
     SECTIONS.let_in();
-    unlock_after_fork();
+    unlock();
 }
 
 fn in_child() {

@@ -2,7 +2,7 @@
 //!
 //! The runs form adds batches here and merges neighbours (`bulk/engine.rs`); a run that is dropped frees its blocks in
 //! bulk (`free.rs`). A run owns all its blocks. It takes no lock.
-use crate::free::{free_page, free_run, free_words};
+use crate::free::{free_contig, free_page, free_run, free_words};
 use crate::handle::{Owned, Page, Pages};
 use crate::word::{addr_of_word, word_of};
 use core::marker::PhantomData;
@@ -28,6 +28,8 @@ pub struct Run<T: Owned> {
     addr: usize,
     blocks: usize,
     order: Order,
+    /// It was asked for as a run, and goes back as one.
+    is_contig: bool,
     _owns: PhantomData<T>,
 }
 
@@ -35,7 +37,14 @@ impl<T: Owned> Run<T> {
     /// A run of one page, which has no other owner.
     #[inline]
     pub(crate) fn of_page(addr: usize) -> Self {
-        Self { addr, blocks: 1, order: Order::ZERO, _owns: PhantomData }
+        Self::of_blocks(addr, 1, Order::ZERO)
+    }
+    fn of_blocks(addr: usize, blocks: usize, order: Order) -> Self {
+        Self { addr, blocks, order, is_contig: false, _owns: PhantomData }
+    }
+    /// Frees its blocks, of which there are several or of an order above 0.
+    fn free_blocks(&self) {
+        if self.is_contig { free_contig(self.addr, self.blocks) } else { free_run(self.addr, self.blocks, self.order) }
     }
     /// The number of blocks in it.
     #[expect(clippy::len_without_is_empty, reason = "a run has at least one block")]
@@ -70,7 +79,31 @@ impl<T: Owned> Run<T> {
     }
 }
 
+impl<T: Owned> AsRef<[u8]> for Run<T> {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl<T: Owned> AsMut<[u8]> for Run<T> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.as_mut_bytes()
+    }
+}
+
+/// Without a copy: the memory is freed when the last clone of the [`Bytes`](bytes::Bytes) is dropped.
+#[cfg(feature = "bytes")]
+impl<T: Owned> From<Run<T>> for bytes::Bytes {
+    fn from(run: Run<T>) -> Self {
+        Self::from_owner(run)
+    }
+}
+
 impl Run<Page> {
+    /// A run of `n` neighbouring pages, which have no other owner.
+    pub(crate) fn contig(addr: usize, n: usize) -> Self {
+        Self { addr, blocks: n, order: Order::ZERO, is_contig: true, _owns: PhantomData }
+    }
     /// Its pages, each of which is freed on its own.
     pub fn into_pages(self) -> Pages {
         let run = ManuallyDrop::new(self);
@@ -85,7 +118,7 @@ impl<T: Owned> Drop for Run<T> {
             let _ = free_page(self.addr); // The hook is told of misuse.
             return;
         }
-        free_run(self.addr, self.blocks, self.order);
+        self.free_blocks();
     }
 }
 
@@ -110,7 +143,7 @@ pub fn free_pages_bulk_runs<T: Owned>(runs: &mut Vec<Run<T>>) -> usize {
         {
             freed += run.blocks;
             if run.blocks > 1 || run.order > Order::ZERO {
-                free_run(run.addr, run.blocks, run.order);
+                run.free_blocks();
             } else {
                 words[n].write(run.addr);
                 n += 1;
@@ -151,7 +184,7 @@ impl<'v, T: Owned> Runs<'v, T> {
         let mut runs = self.runs.spare_capacity_mut().iter_mut();
         while let (Some(&first), Some(place)) = (pfns.first(), runs.next()) {
             let n = run_length(pfns, step);
-            place.write(Run { addr: word_of(zero, first), blocks: n, order: self.order, _owns: PhantomData });
+            place.write(Run::of_blocks(word_of(zero, first), n, self.order));
             (len, pfns) = (len + 1, &pfns[n..]);
         }
         // SAFETY: the loop initialised every run below `len`.
@@ -174,7 +207,7 @@ impl<'v, T: Owned> Runs<'v, T> {
         }
         // Written in place: a copy of a run made elsewhere would wait for its stores.
         self.runs.reserve(1);
-        self.runs.spare_capacity_mut()[0].write(Run { addr, blocks, order: self.order, _owns: PhantomData });
+        self.runs.spare_capacity_mut()[0].write(Run::of_blocks(addr, blocks, self.order));
         // SAFETY: the line above initialised one more run.
         unsafe { self.runs.set_len(self.runs.len() + 1) };
     }
@@ -188,5 +221,5 @@ impl<'v, T: Owned> Runs<'v, T> {
 /// The length of the run at the start: numbers that each exceed the one before by `step`.
 #[inline]
 fn run_length(pfns: &[Pfn], step: u32) -> usize {
-    1 + pfns.windows(2).take_while(|pair| pair[1].since(pair[0]) == step).count()
+    1 + pfns.windows(2).take_while(|pair| pair[1] == pair[0].offset(step)).count()
 }

@@ -12,7 +12,7 @@ use crate::wait::Waits;
 use core::ops::Deref;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
-use pagemill_core::{Gfp, NodeMask, Order};
+use pagemill_core::{Gfp, NodeMask, Order, PAGEBLOCK_FRAMES};
 use pagemill_os::MemoryLimit;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -22,14 +22,20 @@ pub(crate) struct Lack {
     pub(crate) order: Order,
     /// The number of blocks that it needs at once.
     pub(crate) blocks: usize,
+    /// The blocks are pages, and must be neighbours.
+    pub(crate) is_run: bool,
     pub(crate) nodes: NodeMask,
     pub(crate) is_dma32: bool,
 }
 
 impl Lack {
-    /// Whether it is one block of several frames.
-    pub(crate) fn is_one_block(&self) -> bool {
-        self.blocks == 1 && self.order != Order::ZERO
+    /// Whether it is one block of several frames, or a run.
+    pub(crate) fn is_one_piece(&self) -> bool {
+        self.is_run || (self.blocks == 1 && self.order != Order::ZERO)
+    }
+    /// Whether a block, or the run, does not fit into a pageblock.
+    pub(crate) fn is_above_a_pageblock(&self) -> bool {
+        self.order > Order::PAGEBLOCK || (self.is_run && self.frames() > PAGEBLOCK_FRAMES as usize)
     }
     pub(crate) fn frames(&self) -> usize {
         self.blocks * self.order.frames() as usize
@@ -76,7 +82,7 @@ impl MemoryWaits {
         if self.waits.is_awaited() {
             // SAFETY: the hook is called with the lines locked and a request in them. That request has a handle, so the
             // allocator that `of` names exists, even if the memory was another allocator's. `of` was set before any
-            // request could wait.
+            // request could wait. A future that was leaked may have lost its handle: see `forget_leaked`.
             self.waits.note_freed(&|lack| unsafe { (self.hooks.is_hopeful)(self.of.load(Relaxed), lack) });
         }
     }

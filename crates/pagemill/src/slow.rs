@@ -17,10 +17,12 @@ use crate::context::{AllocContext, Effort};
 use crate::error::{Error, InvalidRequest};
 use crate::reclaim;
 use crate::shared::Lack;
+use crate::tasks::InLine;
 use crate::wait::Cancel;
-use crate::walk::BulkWalk;
+use crate::walk::Walk;
 use crate::zone::Zone;
 use crate::zones::Zones;
+use core::future::poll_fn;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Exhausted, Gfp, Level, NodeId, Order, Pfn, Why, step};
 use pagemill_os::Batch;
@@ -55,16 +57,13 @@ impl Zones {
 
     /// One block. Returns its address.
     pub(crate) fn alloc_block(&self, context: &AllocContext<'_>) -> Result<usize, Error> {
-        self.check(context.gfp)?;
-        if context.gfp.contains(Gfp::ACCOUNT) {
-            return Err(InvalidRequest::NoAccount.into());
-        }
+        self.check_flags(context.gfp, false)?;
         if let Some((zone, pfn)) = self.take_one(context, context.first_node(self, 1))? {
             return Ok(zone.addr_of(pfn));
         }
         let why = self.why(context, Level::Min);
         self.count_shortfall(context, why);
-        Err(Exhausted { wanted: 1, got: 0, order: context.order.get(), why }.into())
+        Err(Exhausted { wanted: context.run.max(1), got: 0, order: context.order.get(), why }.into())
     }
 
     /// Why a request got no more than what lies above the watermarks of `level` (C3.4). A request that stops at the low watermarks
@@ -74,7 +73,9 @@ impl Zones {
         let from = context.policy.first(self.node());
         let zones = || self.zonelist(from).iter().filter(|zone| context.allows(self, from, zone));
         let floor = |zone: &Zone| zone.marks().floor(context.gfp, level) as usize;
-        let is_enough = |zone: &Zone| zone.buddy().free_frames() >= floor(zone) + context.order.frames() as usize;
+        let is_enough = |zone: &Zone| zone.buddy().free_frames() >= floor(zone).saturating_add(context.frames());
+        // A run lacks neighbours: the watermark keeps nothing from it.
+        let is_scattered = |zone: &Zone| context.run > 0 && is_enough(zone);
         let may_wait = level == Level::Min && context.gfp.may_wait();
         if level == Level::Min && context.patience.cancel.is_some_and(Cancel::is_cancelled) {
             Why::Cancelled
@@ -86,7 +87,7 @@ impl Zones {
             Why::Fault
         } else if may_wait && context.patience.is_over() {
             Why::TimedOut
-        } else if zones().any(|zone| floor(zone) > 0 && zone.buddy().free_frames() > 0) {
+        } else if zones().any(|zone| floor(zone) > 0 && zone.buddy().free_frames() > 0 && !is_scattered(zone)) {
             Why::BelowMark
         } else {
             Why::Exhausted
@@ -144,6 +145,21 @@ impl Zones {
         })
     }
 
+    /// Refuses flags that contradict each other, or that this allocator cannot serve. `is_paid`: an account pays for the request.
+    ///
+    /// # Errors
+    /// [`Invalid::GfpConflict`](pagemill_core::Invalid::GfpConflict), [`InvalidRequest::GfpUnsupported`], [`InvalidRequest::NoAccount`].
+    pub(crate) fn check_flags(&self, gfp: Gfp, is_paid: bool) -> Result<(), Error> {
+        gfp.check()?;
+        if gfp.contains(Gfp::ACCOUNT) && !is_paid {
+            return Err(InvalidRequest::NoAccount.into());
+        }
+        if gfp.contains(Gfp::DMA32) && !self.in_use().any(|zone| zone.kind().serves(gfp)) {
+            return Err(InvalidRequest::GfpUnsupported("DMA32").into());
+        }
+        Ok(())
+    }
+
     /// Refuses a request that no state of the allocator could serve: for nodes that it does not have, or for more blocks at once than
     /// its zones have above the request's watermarks.
     ///
@@ -158,7 +174,8 @@ impl Zones {
             zone.frames().saturating_sub(kept) / frames
         };
         let serve = || self.in_use().filter(|zone| zone.serves(lack));
-        let most: usize = serve().map(blocks_of).sum();
+        // A run lies in one zone.
+        let most = if lack.is_run { serve().map(blocks_of).max().unwrap_or(0) } else { serve().map(blocks_of).sum() };
         if lack.blocks <= most {
             Ok(())
         } else if serve().next().is_some() {
@@ -168,28 +185,6 @@ impl Zones {
         } else {
             Err(InvalidRequest::NoSuchNode { nodes: lack.nodes.as_bits() }.into())
         }
-    }
-
-    /// Whether there may be enough now for a request that waits. Claimed frames count, since the request may be the claimant.
-    ///
-    /// A free calls this with the lines held, perhaps in a signal handler, perhaps for the last page that was out. The zones are still
-    /// there: the request that waits has a handle of the allocator, and no request leaves its line while the lines are held.
-    pub(crate) fn is_hopeful(&self, lack: Lack) -> bool {
-        self.may_have(lack, |zone| zone.marks().floor(lack.gfp(), Level::Min))
-    }
-
-    /// Whether the zones have so many free frames above `floor`.
-    fn may_have(&self, lack: Lack, floor: impl Fn(&Zone) -> u32) -> bool {
-        let above = |zone: &&'static Zone| zone.buddy().free_frames().saturating_sub(floor(zone) as usize);
-        let free: usize = self.all().iter().filter(|zone| zone.serves(lack)).map(above).sum();
-        free >= lack.frames()
-    }
-
-    /// Whether there is enough for a request that is about to take several blocks; drains lists if need be. A request that tried
-    /// without looking would hold all free memory for a moment before it gave that back, and others would find none.
-    pub(crate) fn has_enough(&self, lack: Lack) -> bool {
-        let has = || self.may_have(lack, |zone| zone.floor(lack.gfp(), Level::Min));
-        lack.blocks == 1 || has() || (self.drain_all() > 0 && has())
     }
 
     /// The same, if need be after other threads have put down the frames that they move; at most 20 ms.
@@ -223,7 +218,7 @@ impl Zones {
     /// One block above the watermarks of a level.
     fn walk_for_one(&self, context: &AllocContext<'_>, from: NodeId, level: Level) -> Option<Taken> {
         let mut one = Batch::new();
-        let zone = BulkWalk::for_one(self, from, level).next(self, context, 1, None, &mut one)?;
+        let zone = Walk::for_one(self, from, level).next(self, context, 1, None, &mut one)?;
         Some((zone, *one.as_pfns().first()?))
     }
 
@@ -238,7 +233,7 @@ impl Zones {
             if context.patience.is_over() {
                 break;
             }
-            let came = self.reclaim.direct(context.gfp, context.order.frames() as usize);
+            let came = self.reclaim.direct(context.gfp, context.frames());
             // Freed pages may stand on lists, or in pageblocks of another mobility.
             if let Some(taken) = self.try_levels(context, from, false) {
                 return Some(taken);
@@ -267,25 +262,51 @@ impl Zones {
         attempt: &mut dyn FnMut() -> Option<T>,
     ) -> Option<T> {
         let rounds = if context.gfp.contains(Gfp::RETRY_MAYFAIL) { 4 * ROUNDS } else { ROUNDS };
-        let has_shrinkers = self.reclaim.has_shrinkers();
         let _opens = OpensLists(self);
         let mut claim = Claim::new(self, lack);
         self.waits.wait(lack, &context.patience, (!context.is_endless()).then_some(rounds), |is_overtaken| {
             // The first attempt shuts the lists; later ones do the same for zones that were added meanwhile.
             self.settle_lists();
+            let got = claim.attempt(is_overtaken, &mut *attempt);
             // No other request gets claimed frames, not even one that a shrinker waits for.
-            if has_shrinkers && !claim.is_held() {
-                self.reclaim.direct(context.gfp, lack.blocks * lack.order.frames() as usize);
+            if got.is_some() || claim.is_held() || !self.reclaim.has_shrinkers() {
+                return got;
             }
-            claim.attempt(is_overtaken, &mut *attempt)
+            self.reclaim.direct(context.gfp, lack.frames());
+            claim.attempt(false, &mut *attempt)
         })
+    }
+
+    /// The same for a task: returns to its executor between attempts. It calls no shrinker: after an attempt in vain it
+    /// wakes background reclaim, which does (`Zones::balance`). It waits until `attempt` brings something or `cancel` is
+    /// cancelled.
+    pub(crate) async fn await_in_line<T>(
+        &self,
+        lack: Lack,
+        cancel: Option<&Cancel>,
+        mut attempt: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        let _opens = OpensLists(self);
+        let mut claim = Claim::new(self, lack);
+        let mut line = InLine::new(self.waits, lack, cancel);
+        poll_fn(|context| {
+            line.poll(context, |is_overtaken| {
+                self.settle_lists();
+                let got = claim.attempt(is_overtaken, &mut attempt);
+                if got.is_none() {
+                    self.reclaim.wake(true);
+                }
+                got
+            })
+        })
+        .await
     }
 
     /// One page that another thread moves, once it has reached a list or the zone.
     #[inline(never)]
     fn take_from_others_hands(&self, context: &AllocContext<'_>, from: NodeId) -> Option<Taken> {
-        if context.order != Order::ZERO || self.faults.get().is_some() {
-            return None; // Single frames on the move make no block; and an injected fault stays a fault.
+        if context.frames() > 1 || self.faults.get().is_some() {
+            return None; // Single frames on the move make no block and no run; and an injected fault stays a fault.
         }
         let is_under_way = || self.all().iter().any(|zone| zone.has_frames_under_way(context.gfp));
         for turn in 0..TURNS {
@@ -307,5 +328,47 @@ struct OpensLists<'n>(&'n Zones);
 impl Drop for OpensLists<'_> {
     fn drop(&mut self) {
         self.0.settle_lists();
+    }
+}
+
+#[cfg(all(test, not(any(miri, shuttle))))]
+mod tests {
+    use crate::context::AllocContext;
+    use crate::{Allocator, Gfp, NodeId, Order, Shrink, Shrinker};
+    use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    use std::sync::Arc;
+
+    /// Counts its calls, and frees nothing.
+    #[derive(Default)]
+    struct Calls(AtomicUsize);
+
+    impl Shrinker for Calls {
+        fn shrink(&self, _: Shrink) -> usize {
+            self.0.fetch_add(1, Relaxed);
+            0
+        }
+    }
+
+    #[test]
+    fn a_waiting_request_takes_free_memory_before_it_shrinks_a_cache() {
+        let allocator = Allocator::builder().pages(64).build().unwrap();
+        let calls = Arc::new(Calls::default());
+        let registered = allocator.register_shrinker(calls.clone());
+        let zones = allocator.zones();
+        let context = AllocContext::plain(zones, Gfp::KERNEL, Order::ZERO);
+        let lack = context.lack(NodeId::ZERO, 1);
+        let mut left = 0;
+        for (tries, shrinks) in [(1, 0), (2, 1), (3, 1), (4, 2)] {
+            left = tries;
+            let mut attempt = || {
+                left -= 1;
+                (left == 0).then_some(())
+            };
+            let before = calls.0.load(Relaxed);
+            assert_eq!(zones.wait_in_line(&context, lack, &mut attempt), Some(()));
+            assert_eq!(calls.0.load(Relaxed) - before, shrinks, "{tries} attempts");
+        }
+        assert_eq!(left, 0);
+        drop(registered);
     }
 }

@@ -16,3 +16,17 @@ pub(crate) use std::{
 };
 
 pub(crate) use crate::process::{NoFork, Stamp, no_fork};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Calls code of the program on a thread of ours. Its panic has been reported already, and does not end the thread. Nor
+/// does the drop of what it panicked with, which may panic again.
+pub(crate) fn survive<T>(work: impl FnOnce() -> T) -> Option<T> {
+    let mut payload = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => return Some(done),
+        Err(payload) => payload,
+    };
+    while let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+        payload = again;
+    }
+    None
+}

@@ -17,7 +17,7 @@ use pagemill_core::{Gfp, Level, NodeId, NodeMask, Policy, interleave_share};
 use pagemill_os::Batch;
 
 #[derive(Debug)]
-pub(crate) struct BulkWalk<'n> {
+pub(crate) struct Walk<'n> {
     /// The node whose zonelist is walked.
     pub(crate) from: NodeId,
     /// This pass's zonelist.
@@ -28,7 +28,7 @@ pub(crate) struct BulkWalk<'n> {
     most: usize,
     /// The current zone's place in the zonelist, and the pass.
     at: usize,
-    round: Round,
+    pass: Pass,
     /// Blocks that it may still take from this node before the next node's turn.
     share: usize,
     /// The nodes that the request is divided among, if it is. Each has two turns; `turns_left` are still to come.
@@ -37,7 +37,7 @@ pub(crate) struct BulkWalk<'n> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Round {
+enum Pass {
     /// Blocks of pageblocks of the request's mobility.
     Own,
     /// The same, after per-CPU lists were drained.
@@ -46,14 +46,16 @@ enum Round {
     Steal,
 }
 
-impl<'n> BulkWalk<'n> {
+impl<'n> Walk<'n> {
     /// A walk for one block, over the zonelist of node `from`.
+    #[inline]
     pub(crate) fn for_one(zones: &'n Zones, from: NodeId, level: Level) -> Self {
         let (zonelist, among) = (zones.zonelist(from), NodeMask::NONE);
-        Self { from, zonelist, level, most: 1, at: 0, round: Round::Own, share: usize::MAX, among, turns_left: 0 }
+        Self { from, zonelist, level, most: 1, at: 0, pass: Pass::Own, share: usize::MAX, among, turns_left: 0 }
     }
 
     /// A walk for up to `most` blocks above the low watermarks.
+    #[inline]
     pub(crate) fn for_many(zones: &'n Zones, context: &AllocContext<'_>, most: usize) -> Self {
         let among = context.among(zones);
         let mut walk = Self::for_one(zones, context.first_node(zones, most), Level::Low);
@@ -68,11 +70,11 @@ impl<'n> BulkWalk<'n> {
 
     /// Begins again with the first pass.
     pub(crate) fn again(&mut self, zones: &'n Zones) {
-        self.pass(zones, Round::Own);
+        self.begin_pass(zones, Pass::Own);
     }
 
-    fn pass(&mut self, zones: &'n Zones, round: Round) {
-        (self.zonelist, self.at, self.round) = (zones.zonelist(self.from), 0, round);
+    fn begin_pass(&mut self, zones: &'n Zones, pass: Pass) {
+        (self.zonelist, self.at, self.pass) = (zones.zonelist(self.from), 0, pass);
     }
 
     /// Takes the next blocks, `left` at most, into `batch`, which is empty, and prepares them. Returns their zone; none at the end
@@ -93,14 +95,15 @@ impl<'n> BulkWalk<'n> {
                 && left > 0
                 && context.allows(zones, self.from, zone)
             {
-                let may_have_more = match self.round {
-                    Round::Steal => zone.steal(gfp, order, self.level, batch),
+                let may_have_more = match self.pass {
+                    pass if context.run > 0 => zone.take_run(gfp, context.run, self.level, pass == Pass::Steal, batch),
+                    Pass::Steal => zone.steal(gfp, order, self.level, batch),
                     _ => zone.take_batch(gfp, order, self.level, left, past_list.as_deref_mut(), batch),
                 };
                 if !batch.is_empty() {
                     self.share -= batch.len().min(self.share);
                     zone.shut_lists_below_low();
-                    zones.count_node(context, self.from, zone, batch.len() * order.frames() as usize);
+                    zones.count_node(context, self.from, zone, batch.len() * context.frames());
                     if self.share == 0 {
                         self.next_turn(zones);
                     }
@@ -128,13 +131,13 @@ impl<'n> BulkWalk<'n> {
         }
         // Where there are several zones, a request for one block tries lower watermarks before it drains lists.
         let is_over = self.most == 1 && self.level == Level::Low && zones.all().len() > 1;
-        let round = match self.round {
+        let pass = match self.pass {
             _ if is_over => return false,
-            Round::Own if context.gfp.may_wait() && self.drain(zones, context) > 0 => Round::Drained,
-            Round::Own | Round::Drained if self.most == 1 => Round::Steal,
+            Pass::Own if context.gfp.may_wait() && self.drain(zones, context) > 0 => Pass::Drained,
+            Pass::Own | Pass::Drained if self.most == 1 => Pass::Steal,
             _ => return false,
         };
-        self.pass(zones, round);
+        self.begin_pass(zones, pass);
         true
     }
 
@@ -176,8 +179,8 @@ impl Zones {
         }
         let pages = pages as u64;
         // A node that cannot serve the request cannot be missed: the nearest node that can takes its place.
-        let wanted =
-            self.zonelist(from).iter().find(|zone| context.allows(self, from, zone)).map_or(from, |first| first.node());
+        let nearest = || self.zonelist(from).iter().find(|zone| context.allows(self, from, zone));
+        let wanted = if zone.node() == from { from } else { nearest().map_or(from, |zone| zone.node()) };
         if zone.node() != wanted {
             zone.stats_here().numa_miss.fetch_add(pages, Relaxed);
             if let Some(wanted) = self.zonelist(wanted).first() {

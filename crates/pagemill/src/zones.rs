@@ -6,7 +6,7 @@
 //! of one node and kind as one.
 //!
 //! # Lifetime
-//! A [`Zones`] lives until the last handle is dropped (`Owner` in `allocator.rs` frees it), and [`Kept`] refers to it
+//! A [`Zones`] lives until the last handle is dropped (`Owner` in `allocator.rs` frees it), and [`ZonesPtr`] refers to it
 //! until then. Its [`Shared`] lives longer: until the last zone has ended.
 //!
 //! # Invariants
@@ -22,18 +22,18 @@
 //!
 //! [`here`]: Zones::here
 use crate::build_error::BuildError;
-use crate::error::{Error, InvalidRequest};
+use crate::error::InvalidRequest;
 use crate::idle::Idle;
 use crate::reclaim::Reclaim;
 use crate::registry;
-use crate::shared::{Hooks, Shared};
+use crate::shared::{Hooks, Lack, Shared};
 use crate::topology::Layout;
 use crate::zone::Zone;
 use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32};
-use pagemill_core::{CpuId, Gfp, NodeId, NodeMask, Policy, zonelist_place};
+use pagemill_core::{CpuId, Level, NodeId, NodeMask, Policy, zonelist_place};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// For each node, the zones in the order in which requests that prefer it try them.
@@ -91,14 +91,14 @@ static HOOKS: Hooks = Hooks {
 /// stay valid until the call that received it returns, and the call that drops the last handle frees the zones before
 /// it returns.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kept(NonNull<Zones>);
+pub(crate) struct ZonesPtr(NonNull<Zones>);
 
 // SAFETY: it gives out only shared references, and any thread may use those (`&Zones: Send`).
-unsafe impl Send for Kept where for<'a> &'a Zones: Send {}
+unsafe impl Send for ZonesPtr where for<'a> &'a Zones: Send {}
 // SAFETY: as for Send.
-unsafe impl Sync for Kept where for<'a> &'a Zones: Sync {}
+unsafe impl Sync for ZonesPtr where for<'a> &'a Zones: Sync {}
 
-impl Kept {
+impl ZonesPtr {
     #[inline]
     pub(crate) fn get(self) -> &'static Zones {
         // SAFETY: the caller has a handle, so the zones have not been freed.
@@ -142,9 +142,9 @@ impl Zones {
         }
     }
 
-    /// Leaks it, until [`Kept::free`].
-    pub(crate) fn keep(self) -> Kept {
-        let kept = Kept(NonNull::from(Box::leak(Box::new(self))));
+    /// Leaks it, until [`ZonesPtr::free`].
+    pub(crate) fn keep(self) -> ZonesPtr {
+        let kept = ZonesPtr(NonNull::from(Box::leak(Box::new(self))));
         kept.get().shared.serves(kept.get());
         kept
     }
@@ -278,6 +278,28 @@ impl Zones {
         arenas
     }
 
+    /// Whether there may be enough now for a request that waits. Claimed frames count, since the request may be the claimant.
+    ///
+    /// A free calls this with the lines held, perhaps in a signal handler, perhaps for the last page that was out. The zones are still
+    /// there: the request that waits has a handle of the allocator, and no request leaves its line while the lines are held.
+    pub(crate) fn is_hopeful(&self, lack: Lack) -> bool {
+        self.may_have(lack, |zone| zone.marks().floor(lack.gfp(), Level::Min))
+    }
+
+    /// Whether the zones have so many free frames above `floor`.
+    fn may_have(&self, lack: Lack, floor: impl Fn(&Zone) -> u32) -> bool {
+        let above = |zone: &&'static Zone| zone.buddy().free_frames().saturating_sub(floor(zone) as usize);
+        let free: usize = self.all().iter().filter(|zone| zone.serves(lack)).map(above).sum();
+        free >= lack.frames()
+    }
+
+    /// Whether there is enough for a request that is about to take several blocks; drains lists if need be. A request that tried
+    /// without looking would hold all free memory for a moment before it gave that back, and others would find none.
+    pub(crate) fn has_enough(&self, lack: Lack) -> bool {
+        let has = || self.may_have(lack, |zone| zone.floor(lack.gfp(), Level::Min));
+        lack.blocks == 1 || has() || (self.drain_all() > 0 && has())
+    }
+
     /// Records a refusal by the system that is not an error. The caller holds the registry.
     pub(crate) fn note(&self, why: BuildError) {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).push(why);
@@ -333,17 +355,5 @@ impl Zones {
         (0..).zip(&self.by_cpu).for_each(|(cpu, slot)| slot.store(chosen(cpu), Release));
         let is_same = (0..self.by_cpu.len()).all(|cpu| chosen(cpu) == chosen(0));
         self.only.store(if is_same { chosen(0) } else { core::ptr::null_mut() }, Release);
-    }
-
-    /// Refuses flags that no zone here can honour.
-    ///
-    /// # Errors
-    /// [`Invalid::GfpConflict`](pagemill_core::Invalid::GfpConflict), [`InvalidRequest::GfpUnsupported`].
-    pub(crate) fn check(&self, gfp: Gfp) -> Result<(), Error> {
-        gfp.check()?;
-        if gfp.contains(Gfp::DMA32) && !self.in_use().any(|zone| zone.kind().serves(gfp)) {
-            return Err(InvalidRequest::GfpUnsupported("DMA32").into());
-        }
-        Ok(())
     }
 }

@@ -5,6 +5,7 @@ use crate::common::{Rng, all_without_waiting, in_child, map, without_capabilitie
 use io_uring::{IoUring, opcode, squeue, types};
 use pagemill::{
     Allocator, Bulk, Device, DeviceAddr, DeviceError, DmaBlock, DmaPool, FixedBuffers, Gfp, Memory, Page, PageList,
+    Piece,
 };
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
@@ -14,10 +15,10 @@ const GIB: usize = 1 << 30;
 const FILE: usize = 1 << 20;
 
 /// A ring, if the system gives one.
-fn ring() -> Option<IoUring> {
+pub(crate) fn ring() -> Option<IoUring> {
     IoUring::new(64).map_err(|why| println!("skipped: no io_uring here ({why})")).ok()
 }
-fn fd(ring: &IoUring) -> BorrowedFd<'_> {
+pub(crate) fn fd(ring: &IoUring) -> BorrowedFd<'_> {
     // SAFETY: the ring is open for as long as it is borrowed.
     unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }
 }
@@ -37,7 +38,7 @@ fn within_limit<T>(made: Result<T, DeviceError>) -> Option<T> {
     }
 }
 
-fn file() -> File {
+pub(crate) fn file() -> File {
     // SAFETY: a name that ends; a new descriptor, or -1, which is looked at.
     let fd = unsafe { libc::memfd_create(c"pagemill-test".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
@@ -142,6 +143,7 @@ fn fixed_buffer_io_reaches_the_bytes_of_its_addresses() {
     let addr = device.address_of(pages[0].addr()).unwrap();
     let file = file();
     let entry = request(&buffers, &file, true, addr, 16, 0);
+    assert_eq!(buffers.address(DeviceAddr::new(addr.get() + (1 << 29))), None, "behind the buffer's end");
     drop(device);
     assert_eq!((buffers.address(addr), run(&mut ring, &[entry])), (None, vec![-libc::EFAULT]));
     let Some(device) = within_limit(Device::new(&allocator, buffers.clone())) else { return };
@@ -299,6 +301,22 @@ fn an_arena_above_the_limit_of_a_buffer_is_split() {
         assert_eq!(run(&mut ring, &[request(&buffers, &file, true, addr(at), len, 0)]), [len as i32]);
         assert!(large.bytes(at, len) == other, "round {round}: {len} bytes at {at:#x} were read wrong");
     }
+    // Memory on both sides is cut into a request for each; all of it arrives.
+    let (at, len) = (GIB - 5000, 12_000);
+    let data = bytes(&mut random, len);
+    file.write_all_at(&data, 0).unwrap();
+    let pieces = buffers.pieces(large.bytes(at, len)).unwrap();
+    let [low, high] =
+        [(0, start + at, 5000), (1, start + GIB, 7000)].map(|(index, addr, len)| Piece { index, addr, len });
+    assert_eq!(pieces, [low, high]);
+    let reads = pieces.iter().map(|piece| {
+        let memory = std::ptr::with_exposed_provenance_mut(piece.addr);
+        let read = opcode::ReadFixed::new(types::Fd(file.as_raw_fd()), memory, piece.len as u32, piece.index);
+        read.offset((piece.addr - pieces[0].addr) as u64).build()
+    });
+    assert_eq!(run(&mut ring, &reads.collect::<Vec<_>>()), [5000, 7000]);
+    assert!(large.bytes(at, len) == data, "read in pieces");
+    assert!(matches!(buffers.pieces_of([&data]), Err(DeviceError::NotHere { .. })), "no memory of the allocator");
     // Up to the limit and from it on; over it, and by the other buffer's index, the kernel refuses.
     let ends =
         [request(&buffers, &file, false, addr(GIB - 4096), 4096, 0), request(&buffers, &file, false, addr(GIB), 1, 0)];

@@ -4,11 +4,15 @@
 use crate::common::kcore::Kcore;
 use crate::common::xsk::{Xsk, socket};
 use crate::common::{Rng, all, in_child, map, singles, without_capabilities};
-use pagemill::{Allocator, Device, DeviceAddr, DeviceError, Gfp, Identity, Memory, Page, Physical, Umem, VfioMap};
+use pagemill::{
+    Allocator, Device, DeviceAddr, DeviceError, DeviceMap, Gfp, Identity, Mapped, Memory, Page, Physical, Umem, VfioMap,
+};
 use pagemill_os::device::pagemap;
 use std::collections::HashSet;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex};
 
 /// Does it refuse because such a process may not know, or not lock so much?
 fn is_unpermitted(why: &DeviceError) -> bool {
@@ -172,6 +176,29 @@ fn a_umem_takes_one_arena_and_one_socket() {
     let one = Allocator::builder().pages(8).build().unwrap();
     let why = Device::new(&one, Umem::new(socket.as_fd(), 4096, 256).unwrap()).unwrap_err();
     assert!(why.to_string().contains("use a socket that has no UMEM yet"), "{why}");
+}
+
+#[test]
+fn a_retired_arena_is_mapped_for_pages_that_are_out_of_it_alone() {
+    /// Notes what is mapped.
+    struct Notes(Arc<Mutex<Vec<Range<usize>>>>);
+    impl DeviceMap for Notes {
+        unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
+            self.0.lock().unwrap().push(memory.clone());
+            Ok(Mapped::Linear(DeviceAddr::new(memory.start as u64)))
+        }
+        fn unmap(&self, _memory: Range<usize>, _mapped: &Mapped) {}
+    }
+    let allocator = Allocator::builder().pages(8).build().unwrap();
+    let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+    let first = allocator.arenas()[0].clone();
+    allocator.add_memory(Memory::anonymous(8)).unwrap();
+    allocator.retire(first.id).unwrap();
+    let mapped = Arc::new(Mutex::new(Vec::new()));
+    let device = Device::new(&allocator, Notes(mapped.clone())).unwrap();
+    assert!(!mapped.lock().unwrap().contains(&first.range) && mapped.lock().unwrap().len() == 1);
+    assert_eq!(device.address_of(page.addr()).unwrap().get(), page.addr() as u64);
+    assert_eq!(mapped.lock().unwrap().len(), 2);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! dma_pool (C6): blocks with device addresses, their bounds, growth, misuse, what a device may do to them, and many threads.
-use crate::common::{Rng, allocators, fake_cpu, go_to, in_child, panics, slots};
+use crate::common::{Rng, allocators, fake_cpu, go_to, in_child, one_cpu, panics, slots};
 use pagemill::{
-    Allocator, Device, DeviceAddr, DeviceError, DeviceMap, DmaBlock, DmaPool, Error, Gfp, Identity, Mapped, Memory,
-    MisuseKind,
+    Allocator, Device, DeviceAddr, DeviceError, DeviceMap, DmaBlock, DmaPool, Error, Gfp, Identity, InFlight, Mapped,
+    Memory, MisuseKind, ZoneKind,
 };
 use proptest::prelude::*;
 use std::ops::Range;
@@ -330,6 +330,49 @@ fn a_dropped_block_goes_back_to_its_pool() {
     other.destroy().unwrap();
 }
 
+/// Sixteen times as many as the arena has room for.
+#[test]
+fn blocks_dropped_by_early_returns_do_not_use_up_an_arena() {
+    let allocator = allocator(64);
+    let device = Device::new(&allocator, Identity).unwrap();
+    let pool = DmaPool::create("early", &device, 64, 0, 0).unwrap();
+    let command = |n: usize| -> Result<(), DeviceError> {
+        let _command = pool.zalloc(Gfp::NOWAIT)?;
+        let mut more = slots(n % 32);
+        pool.alloc_bulk(Gfp::NOWAIT, &mut more)?;
+        device.address_of(1)?; // Refused: the blocks are dropped.
+        unreachable!("no arena is at address 1");
+    };
+    for n in 0..65_536 {
+        assert_eq!(command(n), Err(DeviceError::NotHere { addr: 1 }));
+    }
+    let stats = pool.stats();
+    assert_eq!((stats.in_use, stats.blocks <= 128), (0, true), "{} blocks", stats.blocks);
+    pool.destroy().unwrap();
+    assert_eq!(allocator.validate().unwrap().handed_out, 0);
+}
+
+#[test]
+fn a_block_in_flight_is_not_handed_out_again() {
+    own_process!(); // It counts what the process leaks.
+    let device = Device::new(&allocator(1), Identity).unwrap();
+    let pool = DmaPool::create("in flight", &device, 2048, 0, 0).unwrap();
+    let [block, other] = [(); 2].map(|()| pool.alloc(Gfp::NOWAIT).unwrap());
+    let place = addr(&block);
+    let flying = InFlight::new(block);
+    assert!(pool.alloc(Gfp::NOWAIT).is_err(), "the pool has two blocks");
+    // SAFETY: no device has it.
+    drop(unsafe { flying.done() });
+    let block = pool.alloc(Gfp::NOWAIT).unwrap();
+    assert_eq!(addr(&block), place);
+    // A command that returns early, with blocks that a device may still write to.
+    let leaked = InFlight::leaked();
+    drop(InFlight::new([Some(block), Some(other)]));
+    assert!(pool.alloc(Gfp::NOWAIT).is_err());
+    assert_eq!((InFlight::leaked() - leaked, pool.stats().in_use), (1, 2));
+    assert_eq!(pool.destroy().unwrap_err().out, 2);
+}
+
 /// Whichever comes first: the pool is gone, or it stays with a block that was out.
 #[test]
 fn blocks_and_their_pool_may_be_dropped_at_once() {
@@ -587,4 +630,95 @@ proptest! {
         pool.free_bulk(&mut slots);
         pool.destroy().unwrap();
     }
+}
+
+#[test]
+fn a_pool_grows_in_the_zone_that_the_flags_name() {
+    let builder = Allocator::builder().memory(Memory::anonymous(2048)).memory(Memory::anonymous(512).dma32());
+    let allocator = builder.build().unwrap();
+    let low = allocator.arenas().into_iter().find(|arena| arena.kind == ZoneKind::Dma32).unwrap().range;
+    let pool = DmaPool::create("low", &Device::new(&allocator, Identity).unwrap(), 1024, 1024, 0).unwrap();
+    let blocks: Vec<DmaBlock> = (0..100).map(|_| pool.alloc(Gfp::KERNEL | Gfp::DMA32).unwrap()).collect();
+    assert!(blocks.iter().all(|block| low.contains(&addr(block))));
+}
+
+#[test]
+fn a_pool_that_must_grow_refuses_contradictory_flags() {
+    let pool = DmaPool::create("flags", &Device::new(&allocator(64), Identity).unwrap(), 64, 64, 0).unwrap();
+    for gfp in [Gfp::NOWAIT | Gfp::NOFAIL, Gfp::KERNEL | Gfp::ATOMIC] {
+        let refused = [pool.alloc(gfp).map(drop), pool.alloc_bulk(gfp, &mut slots::<DmaBlock>(4)).map(drop)];
+        for refused in refused {
+            assert!(matches!(refused, Err(DeviceError::Memory(Error::Invalid(_)))), "{gfp:?}: {refused:?}");
+        }
+    }
+}
+
+/// A page of a KV cache: 266 pages. As a block of a power of two pages it would use 52 % of the arena.
+#[test]
+fn blocks_of_an_odd_number_of_pages_use_98_percent_of_an_arena() {
+    for (size, pages) in [(1_089_536, 40 * 266 + 30), (12_288, 4096), (20_000, 4096)] {
+        let allocator = Allocator::builder().pages(pages).build().unwrap();
+        let device = Device::new(&allocator, Identity).unwrap();
+        let pool = DmaPool::create("kv", &device, size, 256, 0).unwrap();
+        let mut blocks: Vec<Option<DmaBlock>> = Vec::new();
+        while let Ok(block) = pool.alloc(Gfp::KERNEL) {
+            assert!(pool.device_addr(&block).get().is_multiple_of(256));
+            // SAFETY: the test owns the block, and no device uses it.
+            unsafe { block.as_ptr().write_bytes(blocks.len() as u8, size) };
+            blocks.push(Some(block));
+        }
+        let used = blocks.len() * size;
+        assert!(used * 100 >= pages * 4096 * if size == 20_000 { 97 } else { 98 }, "{used} of {pages} pages");
+        assert_eq!((pool.stats().in_use, pool.stats().pages), (blocks.len(), blocks.len() * size.div_ceil(4096)));
+        for (nth, block) in blocks.iter().flatten().enumerate() {
+            // SAFETY: as above.
+            let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), size) };
+            assert!(bytes.iter().all(|&byte| byte == nth as u8), "block {nth} was written to by another one's owner");
+        }
+        // In any form, and by pointers to their first byte alone.
+        let raw = pool.into_raw(blocks.swap_remove(7).unwrap());
+        // SAFETY: the test owns the block; all calls but one are deliberate misuse.
+        unsafe {
+            assert!(pool.free_raw(raw.wrapping_add(4096)).is_err());
+            pool.free_raw(raw).unwrap();
+            assert!(pool.free_raw(raw).is_err());
+        }
+        drop(blocks.pop());
+        assert_eq!(pool.free_bulk(&mut blocks), blocks.len());
+        assert_eq!(pool.stats().in_use, 0);
+        pool.destroy().unwrap();
+        drop(device);
+        allocator.drain();
+        assert_eq!(allocator.validate().unwrap().free, pages);
+    }
+}
+
+/// A reader that has the pool for a moment must not be the one that frees it, after `destroy` has returned.
+#[test]
+fn a_destroyed_pools_pages_are_back_while_others_read_its_statistics() {
+    let allocator = one_cpu(Memory::anonymous(64));
+    let device = Device::new(&allocator, Identity).unwrap();
+    let shown = Mutex::new(None::<pagemill::WeakDmaPool>);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(relaxed) {
+                let weak = shown.lock().unwrap().clone();
+                // Until it is gone.
+                while weak.as_ref().is_some_and(|weak| weak.stats().is_some()) {}
+            }
+        });
+        for round in 0..2000 {
+            let pool = DmaPool::create("short-lived", &device, 256, 256, 0).unwrap();
+            *shown.lock().unwrap() = Some(pool.downgrade());
+            drop(pool.alloc(Gfp::KERNEL).unwrap());
+            pool.destroy().unwrap();
+            if allocator.validate().unwrap().handed_out != 0 {
+                is_over.store(true, relaxed);
+                panic!("round {round}: pages are out");
+            }
+        }
+        is_over.store(true, relaxed);
+    });
 }

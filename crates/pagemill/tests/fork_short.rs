@@ -63,20 +63,20 @@ fn goes_on(pool: &Mempool<impl Source<Item = u32> + Sync>) {
     assert_eq!(stats.waiting, 0, "nobody waits in a child");
     let n = stats.reserve.min(stats.min_nr);
     let mut all = slots(n);
-    pool.alloc_bulk_array(Bulk::exact(n).gfp(Gfp::NOWAIT), &mut all).unwrap();
+    pool.alloc_bulk_array_raw(Bulk::exact(n).gfp(Gfp::NOWAIT), &mut all).unwrap();
     assert_eq!(all.iter().flatten().collect::<HashSet<_>>().len(), n, "an element is there twice");
-    let mut rest: Vec<_> = std::iter::from_fn(|| pool.alloc(Gfp::NOWAIT).ok()).map(Some).collect();
+    let mut rest: Vec<_> = std::iter::from_fn(|| pool.alloc_raw(Gfp::NOWAIT).ok()).map(Some).collect();
     assert_eq!(pool.stats().reserve, 0);
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| pool.free(pool.alloc(Gfp::NOIO).unwrap()));
+        let waiter = scope.spawn(|| pool.free_raw(pool.alloc_raw(Gfp::NOIO).unwrap()));
         until("a waiter", || pool.stats().waiting > 0);
         if n == 0 {
             pool.resize(stats.min_nr + 1).unwrap(); // All was out: this one is new.
         }
-        pool.free_bulk(&mut all);
+        pool.free_bulk_raw(&mut all);
         waiter.join().unwrap();
     });
-    pool.free_bulk(&mut rest);
+    pool.free_bulk_raw(&mut rest);
     let now = pool.stats();
     assert_eq!((now.waiting, now.out, now.misused), (0, stats.out, 0));
     pool.resize(1).unwrap();
@@ -98,10 +98,10 @@ fn a_mempool_works_in_a_child_forked_while_others_wait_in_it() {
                 scope.spawn(move || {
                     while !is_over.load(Relaxed) {
                         let mut mine = slots(n);
-                        pool.alloc_bulk_array(Bulk::exact(n).gfp(Gfp::NOIO), &mut mine).unwrap();
+                        pool.alloc_bulk_array_raw(Bulk::exact(n).gfp(Gfp::NOIO), &mut mine).unwrap();
                         let (one, others) = mine.split_at_mut(1);
-                        pool.free_bulk(one);
-                        pool.free_bulk(others);
+                        pool.free_bulk_raw(one);
+                        pool.free_bulk_raw(others);
                     }
                 });
             }
@@ -134,7 +134,7 @@ fn a_mempool_callback_that_forks_gets_the_rest_in_both_processes() {
             let pool = pool();
             let (mut got, mut pid) = (Vec::new(), None);
             let taken = std::panic::AssertUnwindSafe(|| {
-                pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |item| {
+                pool.alloc_bulk_callback_raw(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |item| {
                     if got.len() == forks_at {
                         pid = Some(fork());
                     }
@@ -148,7 +148,7 @@ fn a_mempool_callback_that_forks_gets_the_rest_in_both_processes() {
             assert_eq!(got.len(), if unwinds { forks_at + 1 } else { RESERVE });
             let stats = pool.stats();
             assert_eq!((stats.out, stats.reserve), (got.len(), RESERVE - got.len()));
-            pool.free_bulk(&mut got);
+            pool.free_bulk_raw(&mut got);
             goes_on(&pool);
             ends_well(pid.unwrap());
             pool.close().unwrap();
@@ -163,12 +163,12 @@ fn a_mempool_callback_comes_short_in_a_child_whose_reserve_is_taken() {
     in_child("takes what was promised", || {
         let pool = pool();
         let (mut got, mut pid, mut others) = (Vec::new(), None, slots(RESERVE));
-        let taken = pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |item| {
+        let taken = pool.alloc_bulk_callback_raw(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |item| {
             got.push(Some(item));
             if got.len() == 1 {
                 pid = Some(fork());
                 if pid == Some(0) {
-                    others = std::iter::from_fn(|| pool.alloc(Gfp::NOWAIT).ok()).map(Some).collect();
+                    others = std::iter::from_fn(|| pool.alloc_raw(Gfp::NOWAIT).ok()).map(Some).collect();
                     assert!(!others.is_empty(), "nothing is promised in the child");
                 }
             }
@@ -176,8 +176,8 @@ fn a_mempool_callback_comes_short_in_a_child_whose_reserve_is_taken() {
         assert_eq!(taken.is_ok(), pid != Some(0));
         let all = got.len() + others.iter().flatten().count();
         assert_eq!((all, pool.stats().out, pool.stats().reserve), (RESERVE, RESERVE, 0));
-        pool.free_bulk(&mut got);
-        pool.free_bulk(&mut others);
+        pool.free_bulk_raw(&mut got);
+        pool.free_bulk_raw(&mut others);
         goes_on(&pool);
         ends_well(pid.unwrap());
         pool.close().unwrap();
@@ -205,18 +205,18 @@ fn a_mempool_source_that_forks_in_a_wait_serves_both_processes() {
         };
         let pool = Mempool::from_fns(source, drop, 1).unwrap();
         let mut first = [None];
-        pool.alloc_bulk_array(Bulk::exact(1).gfp(Gfp::NOIO), &mut first).unwrap();
+        pool.alloc_bulk_array_raw(Bulk::exact(1).gfp(Gfp::NOIO), &mut first).unwrap();
         // Twice it is asked before the request waits.
         FORKS_IN.set(4);
-        let second = pool.alloc(Gfp::NOIO).unwrap();
+        let second = pool.alloc_raw(Gfp::NOIO).unwrap();
         let pid = PID.take().expect("it forked");
         assert_eq!((pool.stats().waiting, pool.stats().waits, pool.stats().out), (0, 1, 2));
         let late = Bulk::exact(1).gfp(Gfp::NOIO).timeout(Duration::ZERO);
-        let refused = pool.alloc_bulk_array(late, &mut [None]).unwrap_err();
+        let refused = pool.alloc_bulk_array_raw(late, &mut [None]).unwrap_err();
         assert!(matches!(refused, Error::Exhausted(short) if short.why == Why::TimedOut), "{refused:?}");
         pool.resize(2).unwrap();
-        pool.free(second);
-        pool.free_bulk(&mut first);
+        pool.free_raw(second);
+        pool.free_bulk_raw(&mut first);
         assert_eq!((pool.stats().out, pool.stats().reserve, pool.stats().waiting), (0, 2, 0));
         ends_well(pid);
         pool.close().unwrap();

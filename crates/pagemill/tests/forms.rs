@@ -569,3 +569,28 @@ fn small_arrays_leave_the_list_in_order() {
         assert_eq!(runs.len(), 1, "after an array of {n}");
     }
 }
+
+/// The histogram of bulk calls, as the exponents of the sizes that occurred.
+fn sizes(calls: &[u64; 32]) -> Vec<usize> {
+    (0..32).filter(|&log2| calls[log2] > 0).collect()
+}
+
+#[test]
+fn a_bulk_call_counts_its_blocks_whatever_their_order() {
+    for (order, is_freed_in_bulk) in [(0, true), (1, true), (6, true), (9, false)] {
+        let order = Order::new(order).unwrap();
+        for allocator in allocators(12 << order.get()) {
+            let mut blocks: [Option<Block>; 10] = [const { None }; 10];
+            allocator.alloc_pages_bulk_array(Bulk::exact(10).order(order), &mut blocks).unwrap();
+            let stats = allocator.stats();
+            assert_eq!((sizes(&stats.bulk_alloc), stats.allocated), (vec![3], 10 << order.get()), "{order:?}");
+            assert_eq!(free_pages_bulk(&mut blocks), 10);
+            let stats = allocator.stats();
+            let freed = if is_freed_in_bulk { vec![3] } else { vec![] };
+            assert_eq!((sizes(&stats.bulk_free), stats.freed), (freed, 10 << order.get()), "{order:?}");
+            let one = allocator.alloc_pages(Gfp::KERNEL, order).unwrap();
+            drop(one);
+            assert_eq!(sizes(&allocator.stats().bulk_alloc), [3], "one block is no bulk call");
+        }
+    }
+}

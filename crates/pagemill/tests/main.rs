@@ -31,7 +31,10 @@ cfg_if! {
         mod common;
 
         mod accounts;
+        mod async_waits;
+        mod buf_ring;
         mod close;
+        mod contig;
         #[cfg(feature = "cuda")]
         mod device_cuda;
         mod device_rings;
@@ -40,6 +43,7 @@ cfg_if! {
         mod devices;
         mod dma_pool;
         mod drain;
+        mod ecosystem;
         mod ends;
         mod fork_and_locks;
         mod forms;
@@ -55,9 +59,12 @@ cfg_if! {
         mod model_nodes;
         mod nodes;
         mod placement;
+        mod pooled;
         mod pressure;
         mod races;
         mod refused;
+        #[cfg(any(feature = "compio", feature = "monoio", feature = "tokio-uring"))]
+        mod runtimes;
         mod sandbox;
         mod shortfalls;
         mod shrinkers;

@@ -412,3 +412,15 @@ fn arenas_are_listed_in_the_order_of_addition() {
     let is_retired: Vec<bool> = allocator.arenas().iter().map(|arena| arena.is_retired).collect();
     assert_eq!((is_retired, allocator.managed_pages().get()), (vec![false, true, false], 576));
 }
+
+#[test]
+fn the_default_arena_fits_a_limit_of_the_address_space() {
+    own_process!();
+    const LIMIT: u64 = 4 << 30;
+    let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
+    // SAFETY: the structure is read.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+    let bytes = Allocator::global().managed_pages().get() as u64 * 4096;
+    assert!((1..=LIMIT / 2).contains(&bytes), "{bytes}");
+    drop(Allocator::global().alloc_page(pagemill::Gfp::KERNEL).unwrap());
+}

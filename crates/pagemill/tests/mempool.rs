@@ -29,7 +29,7 @@ fn dry() -> (Allocator, Mempool<pagemill::PageSource<Page>>, PageList) {
 /// Everything that a pool has left.
 fn all_of(pool: &Mempool<pagemill::PageSource<Page>>) -> Vec<Option<Page>> {
     let mut all = slots(RESERVE);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut all).unwrap();
+    pool.alloc_bulk_array_raw(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut all).unwrap();
     all
 }
 
@@ -61,15 +61,15 @@ fn the_allocator_serves_first_and_the_reserve_all_of_the_rest() {
     let allocator = one_cpu(Memory::anonymous(RESERVE + 10));
     let pool = Mempool::pages(&allocator, RESERVE).unwrap();
     let mut pages = slots(16);
-    pool.alloc_bulk_array(Bulk::exact(16).gfp(Gfp::NOWAIT), &mut pages).unwrap();
+    pool.alloc_bulk_array_raw(Bulk::exact(16).gfp(Gfp::NOWAIT), &mut pages).unwrap();
     assert!(pages.iter().all(Option::is_some));
     let stats = pool.stats();
     assert_eq!((stats.out, stats.reserve, stats.from_reserve), (16, RESERVE - 6, 6));
     // Freed elements refill the reserve before any goes to the allocator (C5.5).
-    assert_eq!(pool.free_bulk(&mut pages[..4]), 4);
+    assert_eq!(pool.free_bulk_raw(&mut pages[..4]), 4);
     assert_eq!(pool.stats().reserve, RESERVE - 2);
     assert_eq!(handed_out(&allocator), RESERVE + 10);
-    assert_eq!(pool.free_bulk(&mut pages), 12);
+    assert_eq!(pool.free_bulk_raw(&mut pages), 12);
     let stats = pool.stats();
     assert_eq!((stats.out, stats.reserve, stats.low_water), (0, RESERVE, RESERVE - 6));
     assert_eq!(handed_out(&allocator), RESERVE);
@@ -79,20 +79,20 @@ fn the_allocator_serves_first_and_the_reserve_all_of_the_rest() {
 fn a_nowait_request_above_the_reserve_takes_nothing_of_it() {
     let (pool, mut rest) = dry_pool();
     let mut held = slots(RESERVE - 10);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE - 10).gfp(Gfp::NOWAIT), &mut held).unwrap();
+    pool.alloc_bulk_array_raw(Bulk::exact(RESERVE - 10).gfp(Gfp::NOWAIT), &mut held).unwrap();
     drop(rest.pop());
     let mut pages = slots(20);
-    let result = pool.alloc_bulk_array(Bulk::exact(20).gfp(Gfp::NOWAIT), &mut pages);
+    let result = pool.alloc_bulk_array_raw(Bulk::exact(20).gfp(Gfp::NOWAIT), &mut pages);
     // One came from the allocator; nineteen are more than the reserve has, so it gives none.
     assert_short(result, 20, 1);
     assert_eq!(pages.iter().flatten().count(), 1);
     assert_eq!(pool.stats().reserve, 10);
-    pool.free_bulk(&mut held);
-    pool.free_bulk(&mut pages);
+    pool.free_bulk_raw(&mut held);
+    pool.free_bulk_raw(&mut pages);
     let mut seen = 0;
-    let result = pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
+    let result = pool.alloc_bulk_callback_raw(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
         seen += 1;
-        pool.free(page);
+        pool.free_raw(page);
     });
     assert_eq!((result, seen), (Ok(()), RESERVE));
 }
@@ -101,27 +101,27 @@ fn a_nowait_request_above_the_reserve_takes_nothing_of_it() {
 fn only_empty_slots_are_filled() {
     let (pool, _rest) = dry_pool();
     let mut pages = slots(8);
-    pages[3] = Some(pool.alloc(Gfp::NOWAIT).unwrap());
+    pages[3] = Some(pool.alloc_raw(Gfp::NOWAIT).unwrap());
     let mine = pages[3].as_ref().map(Page::addr);
-    pool.alloc_bulk_array(Bulk::exact(6).gfp(Gfp::NOWAIT), &mut pages).unwrap();
+    pool.alloc_bulk_array_raw(Bulk::exact(6).gfp(Gfp::NOWAIT), &mut pages).unwrap();
     assert_eq!(pages[3].as_ref().map(Page::addr), mine);
     assert_eq!(
         pages.iter().map(Option::is_some).collect::<Vec<_>>(),
         [true, true, true, true, true, true, false, false]
     );
     assert_eq!(pool.stats().out, 6);
-    pool.free_bulk(&mut pages);
+    pool.free_bulk_raw(&mut pages);
 }
 
 #[test]
 fn requests_above_the_reserve_are_refused_at_once() {
     let (pool, _rest) = dry_pool();
     assert_eq!(
-        pool.alloc_bulk_array(Bulk::exact(RESERVE + 1), &mut slots(RESERVE + 1)).unwrap_err(),
+        pool.alloc_bulk_array_raw(Bulk::exact(RESERVE + 1), &mut slots(RESERVE + 1)).unwrap_err(),
         Error::Invalid(InvalidRequest::AboveReserve { count: RESERVE + 1, min_nr: RESERVE })
     );
     assert!(matches!(
-        pool.alloc_bulk_array(Bulk::exact(4), &mut slots(3)),
+        pool.alloc_bulk_array_raw(Bulk::exact(4), &mut slots(3)),
         Err(Error::Invalid(InvalidRequest::ArrayTooShort { slots: 3, count: 4 }))
     ));
     assert_eq!(pool.stats().out, 0);
@@ -131,12 +131,12 @@ fn requests_above_the_reserve_are_refused_at_once() {
 fn zero_zeroes_pages_of_the_reserve() {
     let (pool, _rest) = dry_pool();
     let mut pages = slots::<Page>(RESERVE);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut pages).unwrap();
+    pool.alloc_bulk_array_raw(Bulk::exact(RESERVE), &mut pages).unwrap();
     pages.iter_mut().flatten().for_each(|page| page.fill(0xa5));
-    pool.free_bulk(&mut pages);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT | Gfp::ZERO), &mut pages).unwrap();
+    pool.free_bulk_raw(&mut pages);
+    pool.alloc_bulk_array_raw(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT | Gfp::ZERO), &mut pages).unwrap();
     assert!(pages.iter().flatten().all(|page| is_all(&page[..], 0)));
-    pool.free_bulk(&mut pages);
+    pool.free_bulk_raw(&mut pages);
 }
 
 #[test]
@@ -144,14 +144,14 @@ fn a_pool_of_blocks_delivers_its_order() {
     let allocator = one_cpu(Memory::anonymous(64));
     let pool = Mempool::blocks(&allocator, Order::new(3).unwrap(), 4).unwrap();
     let mut blocks = slots(4);
-    pool.alloc_bulk_array(Bulk::exact(4), &mut blocks).unwrap();
+    pool.alloc_bulk_array_raw(Bulk::exact(4), &mut blocks).unwrap();
     assert!(blocks.iter().flatten().all(|block| block.len() == 8 * 4096));
-    let mut rest: Vec<_> = std::iter::from_fn(|| pool.alloc(Gfp::NOWAIT).ok()).map(Some).collect();
-    let error = pool.alloc(Gfp::NOWAIT).unwrap_err();
+    let mut rest: Vec<_> = std::iter::from_fn(|| pool.alloc_raw(Gfp::NOWAIT).ok()).map(Some).collect();
+    let error = pool.alloc_raw(Gfp::NOWAIT).unwrap_err();
     assert!(matches!(error, Error::Exhausted(Exhausted { wanted: 1, got: 0, order: 3, .. })), "{error:?}");
     assert!(error.to_string().starts_with("exhausted: wanted 1 of order 3, got 0: "), "{error}");
-    pool.free_bulk(&mut rest);
-    pool.free_bulk(&mut blocks);
+    pool.free_bulk_raw(&mut rest);
+    pool.free_bulk_raw(&mut blocks);
 }
 
 #[test]
@@ -161,26 +161,50 @@ fn a_wait_ends_when_enough_elements_are_freed() {
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let mut pages = slots(RESERVE / 2);
-            pool.alloc_bulk_array(Bulk::exact(RESERVE / 2).gfp(Gfp::NOIO), &mut pages).unwrap();
-            pool.free_bulk(&mut pages)
+            pool.alloc_bulk_array_raw(Bulk::exact(RESERVE / 2).gfp(Gfp::NOIO), &mut pages).unwrap();
+            pool.free_bulk_raw(&mut pages)
         });
         until("a waiter", || pool.stats().waiting > 0);
         // Too few for it: nothing is taken, and it waits on.
-        pool.free_bulk(&mut all[..RESERVE / 4]);
+        pool.free_bulk_raw(&mut all[..RESERVE / 4]);
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!((pool.stats().waiting, pool.stats().reserve), (1, RESERVE / 4));
         // No request takes from the reserve ahead of it, not even one that does not wait.
-        assert!(pool.alloc(Gfp::NOWAIT).is_err());
+        assert!(pool.alloc_raw(Gfp::NOWAIT).is_err());
         assert!(matches!(
             pool.resize(RESERVE / 2 - 1),
             Err(Error::Invalid(InvalidRequest::ReserveAwaited { needed: 32, .. }))
         ));
-        pool.free_bulk(&mut all);
+        pool.free_bulk_raw(&mut all);
         assert_eq!(waiter.join().unwrap(), RESERVE / 2);
     });
     let stats = pool.stats();
     assert_eq!((stats.waits, stats.waiting, stats.reserve, stats.low_water), (1, 0, RESERVE, 0));
     assert!(stats.longest_wait_us > 0 && stats.waited_us >= stats.longest_wait_us);
+}
+
+/// Nothing comes back to the pool: after a bounded time the waiting request asks the allocator again (C5.2).
+#[test]
+fn a_wait_ends_when_the_allocator_gets_pages() {
+    let (pool, mut rest) = dry_pool();
+    let mut all = all_of(&pool);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let mut pages = slots(RESERVE / 2);
+            pool.alloc_bulk_array_raw(Bulk::exact(RESERVE / 2).gfp(Gfp::NOIO), &mut pages).unwrap();
+            pages
+        });
+        until("a waiter", || pool.stats().waiting > 0);
+        rest.clear();
+        let mut pages = waiter.join().unwrap();
+        assert!(pages.iter().all(Option::is_some));
+        let stats = pool.stats();
+        assert_eq!((stats.waits, stats.from_reserve, stats.reserve), (1, RESERVE as u64, 0), "none of the reserve");
+        assert_eq!(stats.out, RESERVE + RESERVE / 2);
+        assert_eq!(pool.free_bulk_raw(&mut pages), RESERVE / 2);
+    });
+    assert_eq!(pool.free_bulk_raw(&mut all), RESERVE);
+    pool.close().unwrap();
 }
 
 #[test]
@@ -189,7 +213,7 @@ fn waits_are_served_in_order_and_end_by_cancel_or_deadline() {
     let mut all = all_of(&pool);
     let start = Instant::now();
     let late = Bulk::exact(1).gfp(Gfp::NOIO).timeout(Duration::from_millis(20));
-    assert_short(pool.alloc_bulk_array(late, &mut slots(1)), 1, 0);
+    assert_short(pool.alloc_bulk_array_raw(late, &mut slots(1)), 1, 0);
     assert!(start.elapsed() >= Duration::from_millis(20));
 
     let cancel = Cancel::new();
@@ -197,15 +221,15 @@ fn waits_are_served_in_order_and_end_by_cancel_or_deadline() {
     std::thread::scope(|scope| {
         let wait_for = |count: usize| until("a waiter", || pool.stats().waiting >= count);
         let cancelled =
-            scope.spawn(|| pool.alloc_bulk_array(Bulk::exact(40).gfp(Gfp::NOIO).cancel(&cancel), &mut slots(40)));
+            scope.spawn(|| pool.alloc_bulk_array_raw(Bulk::exact(40).gfp(Gfp::NOIO).cancel(&cancel), &mut slots(40)));
         wait_for(1);
         let (pool, order) = (&pool, &order);
         let served: Vec<_> = (0..20)
             .map(|i| {
                 let served = scope.spawn(move || {
-                    let page = pool.alloc(Gfp::NOIO).unwrap();
+                    let page = pool.alloc_raw(Gfp::NOIO).unwrap();
                     let turn = order.fetch_add(1, Relaxed);
-                    pool.free(page);
+                    pool.free_raw(page);
                     (i, turn)
                 });
                 wait_for(2 + i);
@@ -213,7 +237,7 @@ fn waits_are_served_in_order_and_end_by_cancel_or_deadline() {
             })
             .collect();
         // The first one needs 40, and there is one: the others wait behind it.
-        pool.free_bulk(&mut all[..1]);
+        pool.free_bulk_raw(&mut all[..1]);
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!((pool.stats().waiting, order.load(Relaxed)), (21, 0));
         cancel.cancel();
@@ -223,7 +247,7 @@ fn waits_are_served_in_order_and_end_by_cancel_or_deadline() {
             assert_eq!(i, turn, "first come, first served");
         }
     });
-    pool.free_bulk(&mut all);
+    pool.free_bulk_raw(&mut all);
     pool.close().unwrap();
 }
 
@@ -234,14 +258,14 @@ fn a_callback_that_unwinds_loses_no_element() {
     for panics_at in [0, 1, 40, RESERVE - 1] {
         let mut kept = Vec::new();
         let unwound = catch_unwind(AssertUnwindSafe(|| {
-            let _ = pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
+            let _ = pool.alloc_bulk_callback_raw(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
                 kept.push(Some(page));
                 assert!(kept.len() <= panics_at, "on purpose");
             });
         }));
         assert!(unwound.is_err());
         assert_eq!(pool.stats().out, kept.len());
-        pool.free_bulk(&mut kept);
+        pool.free_bulk_raw(&mut kept);
         assert_eq!((pool.stats().out, pool.stats().reserve), (0, RESERVE));
     }
 }
@@ -256,16 +280,16 @@ fn a_callback_that_frees_and_unwinds_does_not_enlarge_the_reserve() {
     assert_eq!(pool.stats().from_reserve, 0);
     let mut kept = Vec::new();
     let unwound = catch_unwind(AssertUnwindSafe(|| {
-        let _ = pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
+        let _ = pool.alloc_bulk_callback_raw(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), |page| {
             kept.push(Some(page));
             // They take the places of those that the request is about to take.
-            pool.free_bulk(&mut others);
+            pool.free_bulk_raw(&mut others);
             panic!("on purpose");
         });
     }));
     assert!(unwound.is_err());
     assert_eq!((pool.stats().out, pool.stats().reserve), (1, RESERVE));
-    pool.free_bulk(&mut kept);
+    pool.free_bulk_raw(&mut kept);
     assert_eq!((pool.stats().out, pool.stats().reserve), (0, RESERVE));
     assert_eq!(handed_out(&allocator), RESERVE + rest.len());
 }
@@ -281,7 +305,7 @@ fn a_request_reclaims_all_missing_pages_before_it_waits() {
         let cache = Arc::new(Cache::of(core::mem::take(&mut rest)));
         let registered = allocator.register_shrinker(cache.clone());
         let before = allocator.stats();
-        pool.alloc_bulk_array(Bulk::exact(8), &mut pages).unwrap();
+        pool.alloc_bulk_array_raw(Bulk::exact(8), &mut pages).unwrap();
         let (stats, waits) = (allocator.stats(), pool.stats().waits);
         assert_eq!((stats.reclaim_direct - before.reclaim_direct, stats.waits, waits), (1, 0, 0), "{free} free");
         drop(registered);
@@ -299,14 +323,14 @@ fn a_reserve_does_not_shrink_below_a_waiting_request() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let mut pages = slots(20);
-            pool.alloc_bulk_array(Bulk::exact(20).gfp(Gfp::NOIO), &mut pages).unwrap();
-            pool.free_bulk(&mut pages);
+            pool.alloc_bulk_array_raw(Bulk::exact(20).gfp(Gfp::NOIO), &mut pages).unwrap();
+            pool.free_bulk_raw(&mut pages);
         });
         until("a waiter", || pool.stats().waiting > 0);
         let refused = pool.resize(19);
         let shrunk = pool.resize(20);
         // As much as the smaller reserve has, and no less than the request needs. Asserted when no request waits any more.
-        pool.free_bulk(&mut all[..20]);
+        pool.free_bulk_raw(&mut all[..20]);
         waiting.join().unwrap();
         assert!(
             matches!(refused, Err(Error::Invalid(InvalidRequest::ReserveAwaited { min_nr: 19, needed: 20 }))),
@@ -315,7 +339,7 @@ fn a_reserve_does_not_shrink_below_a_waiting_request() {
         shrunk.unwrap();
     });
     pool.resize(1).unwrap();
-    pool.free_bulk(&mut all);
+    pool.free_bulk_raw(&mut all);
     assert_eq!((pool.stats().out, pool.stats().reserve), (0, 1));
 }
 
@@ -328,15 +352,15 @@ fn a_reserve_grows_and_shrinks() {
     pool.resize(RESERVE + 5).unwrap();
     assert_eq!((pool.stats().min_nr, pool.stats().reserve), (RESERVE + 5, RESERVE + 5));
     let mut pages = slots(RESERVE + 5);
-    pool.alloc_bulk_array(Bulk::exact(RESERVE + 5), &mut pages).unwrap();
+    pool.alloc_bulk_array_raw(Bulk::exact(RESERVE + 5), &mut pages).unwrap();
     pool.resize(3).unwrap();
     assert_eq!((pool.stats().min_nr, pool.stats().reserve), (3, 3));
-    pool.free_bulk(&mut pages);
+    pool.free_bulk_raw(&mut pages);
     let refused = {
-        let page = pool.alloc(Gfp::NOIO).unwrap();
+        let page = pool.alloc_raw(Gfp::NOIO).unwrap();
         let refused = pool.close().unwrap_err();
         assert_eq!(refused.out, 1);
-        refused.pool.free(page);
+        refused.pool.free_raw(page);
         refused.pool
     };
     refused.close().unwrap();
@@ -345,12 +369,12 @@ fn a_reserve_grows_and_shrinks() {
 #[test]
 fn freeing_more_than_was_handed_out_is_misuse() {
     let (allocator, pool, mut rest) = dry();
-    let mine = pool.alloc(Gfp::NOWAIT).unwrap();
+    let mine = pool.alloc_raw(Gfp::NOWAIT).unwrap();
     let mut slots = [Some(mine), rest.pop(), rest.pop()];
-    assert_eq!(pool.free_bulk(&mut slots), 3);
+    assert_eq!(pool.free_bulk_raw(&mut slots), 3);
     let stats = pool.stats();
     assert_eq!((stats.out, stats.misused, stats.reserve), (0, 2, RESERVE));
-    pool.free(rest.pop().unwrap());
+    pool.free_raw(rest.pop().unwrap());
     assert_eq!((pool.stats().out, pool.stats().misused), (0, 3));
     assert_eq!(handed_out(&allocator), RESERVE + rest.len(), "the others went where they are from");
     pool.close().unwrap();
@@ -363,21 +387,21 @@ fn elements_of_another_source_are_refused_by_the_reserve() {
     let other = one_cpu(Memory::anonymous(16));
     let pool = Mempool::blocks(&allocator, order, 4).unwrap();
     let page = allocator.alloc_page(Gfp::NOWAIT).unwrap();
-    let mut mine: Vec<_> = std::iter::from_fn(|| pool.alloc(Gfp::NOWAIT).ok()).map(Some).collect();
+    let mut mine: Vec<_> = std::iter::from_fn(|| pool.alloc_raw(Gfp::NOWAIT).ok()).map(Some).collect();
     let out = mine.len();
     assert_eq!((pool.stats().out, pool.stats().reserve), (out, 0));
-    pool.free(page.into()); // Of another order.
-    pool.free(other.alloc_pages(Gfp::NOWAIT, order).unwrap()); // Of another allocator.
+    pool.free_raw(page.into()); // Of another order.
+    pool.free_raw(other.alloc_pages(Gfp::NOWAIT, order).unwrap()); // Of another allocator.
     let stats = pool.stats();
     assert_eq!((stats.out, stats.misused, stats.reserve), (out, 2, 0));
     assert_eq!(handed_out(&other), 0);
     // Some of both at once, fewer than are out.
     let mut both = mine.split_off(3);
     both.extend([(); 2].map(|()| other.alloc_pages(Gfp::NOWAIT, order).ok()));
-    pool.free_bulk(&mut both);
+    pool.free_bulk_raw(&mut both);
     let stats = pool.stats();
     assert_eq!((stats.out, stats.misused, stats.reserve), (3, 4, 4));
-    pool.free_bulk(&mut mine);
+    pool.free_bulk_raw(&mut mine);
     let stats = pool.stats();
     assert_eq!((stats.out, stats.misused, stats.reserve), (0, 4, 4));
     pool.close().unwrap();
@@ -433,15 +457,15 @@ fn a_source_that_miscounts_is_misuse_and_breaks_nothing() {
         for n in [1, 5, 8] {
             let request = Bulk::exact(n).gfp(Gfp::NOWAIT);
             let mut items = slots(n);
-            pool.alloc_bulk_array(request, &mut items).unwrap();
+            pool.alloc_bulk_array_raw(request, &mut items).unwrap();
             assert!(items.iter().all(Option::is_some), "{by} {does}");
             assert_eq!(pool.stats().out, n, "{by} {does}");
-            assert_eq!((pool.free_bulk(&mut items), pool.stats().out), (n, 0));
-            pool.alloc_bulk_callback(request, |item| items.push(Some(item))).unwrap();
+            assert_eq!((pool.free_bulk_raw(&mut items), pool.stats().out), (n, 0));
+            pool.alloc_bulk_callback_raw(request, |item| items.push(Some(item))).unwrap();
             assert_eq!((items.iter().flatten().count(), pool.stats().out), (n, n), "{by} {does}");
-            assert_eq!((pool.free_bulk(&mut items), pool.stats().out), (n, 0));
+            assert_eq!((pool.free_bulk_raw(&mut items), pool.stats().out), (n, 0));
         }
-        pool.free(pool.alloc(Gfp::NOWAIT).unwrap());
+        pool.free_raw(pool.alloc_raw(Gfp::NOWAIT).unwrap());
         let stats = pool.stats();
         assert_eq!((stats.out, stats.reserve), (0, 8));
         assert!(stats.misused > 0, "{by} {does}");
@@ -454,10 +478,10 @@ fn a_callback_may_free_its_element_at_once() {
     let pool = Mempool::pages(&allocator, RESERVE).unwrap();
     let mut least = usize::MAX;
     let each = |page| {
-        pool.free(page);
+        pool.free_raw(page);
         least = least.min(pool.stats().out);
     };
-    pool.alloc_bulk_callback(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), each).unwrap();
+    pool.alloc_bulk_callback_raw(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), each).unwrap();
     assert_eq!((least, pool.stats().out, pool.stats().misused), (0, 0, 0));
 }
 
@@ -478,11 +502,11 @@ fn functions_of_a_pool_are_first_called_with_nowait() {
     has_memory.store(false, Relaxed);
     flags.lock().unwrap().clear();
     let mut three = slots(2);
-    pool.alloc_bulk_array(Bulk::exact(2).gfp(Gfp::NOIO), &mut three).unwrap();
+    pool.alloc_bulk_array_raw(Bulk::exact(2).gfp(Gfp::NOIO), &mut three).unwrap();
     let waits_no_longer = Bulk::exact(1).gfp(Gfp::NOIO).timeout(Duration::ZERO);
-    assert_short(pool.alloc_bulk_array(waits_no_longer, &mut slots(1)), 1, 0);
+    assert_short(pool.alloc_bulk_array_raw(waits_no_longer, &mut slots(1)), 1, 0);
     assert_eq!(*flags.lock().unwrap(), [Gfp::NOWAIT, Gfp::NOWAIT, Gfp::NOIO | Gfp::NORETRY]);
-    pool.free_bulk(&mut three);
+    pool.free_bulk_raw(&mut three);
     drop(pool);
     assert_eq!(freed.load(Relaxed), 2);
 }
@@ -501,11 +525,11 @@ fn threads_that_share_only_the_reserve_all_finish() {
                     let n = 1 + rng.below(RESERVE);
                     let stamp = [thread as u8, turn as u8];
                     let mut pages = slots::<Page>(n);
-                    pool.alloc_bulk_array(Bulk::exact(n).gfp(Gfp::NOIO), &mut pages).unwrap();
+                    pool.alloc_bulk_array_raw(Bulk::exact(n).gfp(Gfp::NOIO), &mut pages).unwrap();
                     pages.iter_mut().flatten().for_each(|page| page[..2].copy_from_slice(&stamp));
                     std::thread::yield_now();
                     assert!(pages.iter().flatten().all(|page| page[..2] == stamp), "a page had two owners");
-                    assert_eq!(pool.free_bulk(&mut pages), n);
+                    assert_eq!(pool.free_bulk_raw(&mut pages), n);
                     served.fetch_add(1, Relaxed);
                 }
             });
@@ -527,8 +551,8 @@ struct WritesOut {
 impl Shrinker for WritesOut {
     fn shrink(&self, _wanted: Shrink) -> usize {
         let Some(page) = self.dirty.lock().unwrap().pop() else { return 0 };
-        let bounce = self.pool.alloc(Gfp::NOIO).unwrap();
-        self.pool.free(bounce);
+        let bounce = self.pool.alloc_raw(Gfp::NOIO).unwrap();
+        self.pool.free_raw(bounce);
         drop(page);
         1
     }
@@ -545,8 +569,44 @@ fn a_shrinker_may_wait_for_the_reserve() {
         // Reclaims, in which the shrinker waits for an element, until the pool has some again.
         let reclaims = scope.spawn(|| allocator.alloc_page(Gfp::KERNEL).map(drop));
         until("a waiter", || pool.stats().waiting > 0);
-        pool.free_bulk(&mut all);
+        pool.free_bulk_raw(&mut all);
         assert_eq!(reclaims.join().unwrap(), Ok(()));
     });
     assert_eq!(pool.stats().out, 0);
+}
+
+#[test]
+fn contradictory_flags_are_refused() {
+    let (_, pool, _rest) = dry();
+    for gfp in [Gfp::NOWAIT | Gfp::NOFAIL, Gfp::KERNEL | Gfp::ATOMIC, Gfp::NOIO | Gfp::NOFAIL | Gfp::NORETRY] {
+        assert!(matches!(pool.alloc(gfp), Err(Error::Invalid(_))), "{gfp:?}");
+    }
+    assert_eq!((pool.stats().reserve, pool.stats().out), (RESERVE, 0));
+}
+
+/// The deadline has passed when the request would begin to wait, so it does not ask the source again.
+#[test]
+fn a_timeout_counts_from_the_start_of_the_call() {
+    const TIMEOUT: Duration = Duration::from_millis(5);
+    let calls = AtomicUsize::new(0);
+    let pool = Mempool::from_fns(
+        |gfp: Gfp| {
+            if calls.fetch_add(1, Relaxed) == 0 {
+                return Some(()); // The reserve.
+            }
+            if gfp.may_wait() {
+                std::thread::sleep(4 * TIMEOUT);
+            }
+            None
+        },
+        |()| {},
+        1,
+    )
+    .unwrap();
+    let _only = pool.alloc(Gfp::NOIO).unwrap();
+    calls.store(1, Relaxed);
+    let mut slot = [None];
+    let late = pool.alloc_bulk_array(Bulk::exact(1).gfp(Gfp::NOIO).timeout(TIMEOUT), &mut slot);
+    assert_short(late, 1, 0);
+    assert_eq!(calls.load(Relaxed) - 1, 2, "one call without reclaim, one with");
 }

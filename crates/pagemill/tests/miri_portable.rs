@@ -7,7 +7,8 @@
 //! The flag only silences warnings: a page's handle is its address, so provenance is exposed, on purpose. The tests also
 //! run without miri.
 use pagemill::{
-    Allocator, Backend, Block, BlockList, Bulk, CpuId, Gfp, Order, Page, PageList, Run, free_pages_bulk, free_raw,
+    Allocator, Backend, Block, BlockList, Bulk, CpuId, Gfp, Order, Page, PageList, Run, free_pages_bulk,
+    free_pages_bulk_runs, free_raw,
 };
 use pagemill::{MisuseKind, free_pages_bulk_raw};
 use std::cell::Cell;
@@ -44,6 +45,23 @@ fn a_used_page_is_zeroed_again_and_a_raw_one_is_kept() {
     let back = unsafe { Page::from_raw(raw) }.unwrap();
     assert_eq!(back[0], 1);
     drop(back);
+    close(allocator);
+}
+
+#[test]
+fn runs_of_any_number_come_and_go() {
+    let allocator = allocator(140);
+    let mut runs: Vec<Run<Page>> = [2, 3, 65, 70].map(|n| allocator.alloc_contig(Gfp::KERNEL, n).unwrap()).into();
+    assert!(allocator.alloc_contig(Gfp::KERNEL, 2).is_err());
+    runs.iter_mut().for_each(|run| run.as_mut_bytes()[4095] = run.len() as u8);
+    assert!(runs.iter().all(|run| run.as_bytes()[4095] == run.len() as u8));
+    let mut pages = runs.swap_remove(2).into_pages();
+    let first = pages.next().unwrap();
+    drop(pages);
+    assert_eq!(free_pages_bulk_runs(&mut runs), 75);
+    let rest = allocator.alloc_contig(Gfp::KERNEL | Gfp::ZERO, 70).unwrap();
+    assert!(rest.as_bytes().iter().step_by(4095).all(|&byte| byte == 0));
+    drop((first, rest));
     close(allocator);
 }
 

@@ -1,6 +1,6 @@
 //! Shrinkers that report wrong numbers, or panic: requests and background reclaim end all the same (C3.4, C3.6).
 //! A request that never ends is the failure.
-use crate::common::{Calls, all, one_cpu, panics, until};
+use crate::common::{Calls, all, one_cpu, panics, until, until_waiting};
 use pagemill::{Allocator, Bulk, Gfp, Memory, Order, Page, Watermarks, Why, free_pages_bulk_raw};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -132,4 +132,41 @@ fn a_raw_array_keeps_its_blocks_when_the_request_unwinds() {
         assert_eq!(allocator.validate().unwrap().handed_out, 0);
         allocator.close().unwrap();
     }
+}
+
+#[test]
+fn a_waiting_request_calls_a_shrinker_that_is_registered_later() {
+    let allocator = one_cpu(Memory::anonymous(PAGES));
+    let cached = Mutex::new(all(&allocator, Gfp::NOWAIT));
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| allocator.alloc_page(Gfp::KERNEL | Gfp::NOFAIL).is_ok());
+        until_waiting(&allocator, 1);
+        let cache = Calls::new(move |_, _| usize::from(cached.lock().unwrap().pop().is_some()));
+        let registered = allocator.register_shrinker(cache);
+        assert!(waiter.join().unwrap());
+        drop(registered);
+    });
+}
+
+/// One page is free and two slots are empty. The one slot that is full is all that the request must have.
+#[test]
+fn a_raw_array_reclaims_no_more_than_an_array_does() {
+    let allocator = one_cpu(Memory::anonymous(PAGES));
+    let mut pages = all(&allocator, Gfp::NOWAIT);
+    let calls = Calls::new(|_, _| 0);
+    let _registered = allocator.register_shrinker(calls.clone());
+    let gfp = Gfp::KERNEL | Gfp::RETRY_MAYFAIL;
+
+    let mut slots = [pages.pop(), None, None];
+    drop(pages.pop());
+    assert_eq!(allocator.alloc_pages_bulk_array(Bulk::at_least(1, 3).gfp(gfp), &mut slots).unwrap().added, 1);
+    assert_eq!(calls.so_far(), 0);
+
+    let [Some(first), Some(second), None] = slots else { panic!("two pages") };
+    drop(second);
+    let mut raw = [first.into_raw(), std::ptr::null_mut(), std::ptr::null_mut()];
+    assert_eq!(allocator.alloc_pages_bulk_array_raw(Bulk::at_least(1, 3).gfp(gfp), &mut raw).unwrap().added, 1);
+    assert_eq!(calls.so_far(), 0);
+    // SAFETY: the pages are the test's.
+    assert_eq!(unsafe { free_pages_bulk_raw(&mut raw, Order::ZERO) }, Ok(2));
 }

@@ -51,7 +51,7 @@ fn world(beyond: u32) -> Arc<World> {
 /// A world whose elements are all out.
 fn world_with_all_out() -> (Arc<World>, [Option<u32>; RESERVE]) {
     let (world, mut all) = (world(0), [None; RESERVE]);
-    world.pool.alloc_bulk_array(Bulk::exact(RESERVE), &mut all).unwrap();
+    world.pool.alloc_bulk_array_raw(Bulk::exact(RESERVE), &mut all).unwrap();
     (world, all)
 }
 
@@ -80,11 +80,11 @@ fn requests_within_the_reserve_all_finish() {
                     for _ in 0..2 {
                         let n = thread_rng().gen_range(1..=RESERVE);
                         let mut slots = [None; RESERVE];
-                        world.pool.alloc_bulk_array(Bulk::exact(n).gfp(Gfp::NOIO), &mut slots).unwrap();
+                        world.pool.alloc_bulk_array_raw(Bulk::exact(n).gfp(Gfp::NOIO), &mut slots).unwrap();
                         assert_eq!(slots.iter().flatten().count(), n);
                         // Given back in two parts, in any case all of it.
-                        world.pool.free_bulk(&mut slots[..1]);
-                        world.pool.free_bulk(&mut slots);
+                        world.pool.free_bulk_raw(&mut slots[..1]);
+                        world.pool.free_bulk_raw(&mut slots);
                     }
                 })
             })
@@ -104,23 +104,23 @@ fn a_cancelled_wait_lets_the_next_one_go_on() {
             move || {
                 let mut slots = [None; RESERVE];
                 let request = Bulk::exact(RESERVE).gfp(Gfp::NOIO).cancel(&cancel);
-                let result = world.pool.alloc_bulk_array(request, &mut slots);
+                let result = world.pool.alloc_bulk_array_raw(request, &mut slots);
                 match result {
-                    Ok(()) => assert_eq!(world.pool.free_bulk(&mut slots), RESERVE),
+                    Ok(()) => assert_eq!(world.pool.free_bulk_raw(&mut slots), RESERVE),
                     Err(_) => assert_eq!(slots, [None; RESERVE]),
                 }
             }
         });
         let small = thread::spawn({
             let world = world.clone();
-            move || world.pool.free(world.pool.alloc(Gfp::NOIO).unwrap())
+            move || world.pool.free_raw(world.pool.alloc_raw(Gfp::NOIO).unwrap())
         });
         // One comes back: enough for the small one, once the large one is out of its way.
-        world.pool.free_bulk(&mut all[..1]);
+        world.pool.free_bulk_raw(&mut all[..1]);
         cancel.cancel();
         small.join().unwrap();
         large.join().unwrap();
-        world.pool.free_bulk(&mut all);
+        world.pool.free_bulk_raw(&mut all);
         at_rest(&world, 0);
     });
 }
@@ -132,16 +132,16 @@ fn a_free_wakes_a_waiter_that_is_joining_the_queue() {
         let waiters: Vec<_> = (0..2)
             .map(|_| {
                 let world = world.clone();
-                thread::spawn(move || world.pool.alloc(Gfp::NOIO).unwrap())
+                thread::spawn(move || world.pool.alloc_raw(Gfp::NOIO).unwrap())
             })
             .collect();
         // One each, and nothing comes after it.
-        world.pool.free_bulk(&mut all[..1]);
-        world.pool.free_bulk(&mut all[1..2]);
+        world.pool.free_bulk_raw(&mut all[..1]);
+        world.pool.free_bulk_raw(&mut all[1..2]);
         let got: Vec<_> = waiters.into_iter().map(|waiter| Some(waiter.join().unwrap())).collect();
         all[0] = got[0];
         all[1] = got[1];
-        world.pool.free_bulk(&mut all);
+        world.pool.free_bulk_raw(&mut all);
         at_rest(&world, 0);
     });
 }
@@ -155,20 +155,20 @@ fn nowait_requests_do_not_overtake_waiters() {
             let (world, is_served) = (world.clone(), is_served.clone());
             move || {
                 let mut slots = [None; RESERVE];
-                world.pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOIO), &mut slots).unwrap();
+                world.pool.alloc_bulk_array_raw(Bulk::exact(RESERVE).gfp(Gfp::NOIO), &mut slots).unwrap();
                 is_served.store(1, SeqCst);
-                world.pool.free_bulk(&mut slots);
+                world.pool.free_bulk_raw(&mut slots);
             }
         });
         while world.pool.stats().waiting == 0 {
             thread::yield_now();
         }
-        world.pool.free_bulk(&mut all[..2]);
-        if let Ok(item) = world.pool.alloc(Gfp::NOWAIT) {
+        world.pool.free_bulk_raw(&mut all[..2]);
+        if let Ok(item) = world.pool.alloc_raw(Gfp::NOWAIT) {
             assert_eq!(is_served.load(SeqCst), 1, "taken while somebody waited");
-            world.pool.free(item);
+            world.pool.free_raw(item);
         }
-        world.pool.free_bulk(&mut all);
+        world.pool.free_bulk_raw(&mut all);
         waiter.join().unwrap();
         at_rest(&world, 0);
     });
@@ -183,8 +183,8 @@ fn requests_finish_during_a_resize() {
                 let world = world.clone();
                 thread::spawn(move || {
                     let mut slots = [None; 2];
-                    world.pool.alloc_bulk_array(Bulk::exact(2).gfp(Gfp::NOIO), &mut slots).unwrap();
-                    world.pool.free_bulk(&mut slots);
+                    world.pool.alloc_bulk_array_raw(Bulk::exact(2).gfp(Gfp::NOIO), &mut slots).unwrap();
+                    world.pool.free_bulk_raw(&mut slots);
                 })
             })
             .collect();
@@ -210,7 +210,7 @@ fn a_bulk_free_refills_the_reserve_atomically() {
                 assert!(reserve == 0 || reserve == RESERVE, "{reserve} of {RESERVE} came first");
             }
         });
-        world.pool.free_bulk(&mut all);
+        world.pool.free_bulk_raw(&mut all);
         looks.join().unwrap();
         at_rest(&world, 0);
     });
@@ -224,17 +224,17 @@ fn a_growing_reserve_serves_waiters() {
         let source = |gfp| (gfp == Gfp::KERNEL | Gfp::NORETRY).then_some(7_u32);
         let pool = Arc::new(Mempool::from_fns(source, drop, RESERVE).unwrap());
         let mut all = [None; RESERVE];
-        pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOIO), &mut all).unwrap();
+        pool.alloc_bulk_array_raw(Bulk::exact(RESERVE).gfp(Gfp::NOIO), &mut all).unwrap();
         let waiter = thread::spawn({
             let pool = pool.clone();
-            move || pool.alloc(Gfp::NOIO).unwrap()
+            move || pool.alloc_raw(Gfp::NOIO).unwrap()
         });
         while pool.stats().waiting == 0 {
             thread::yield_now();
         }
         pool.resize(RESERVE + 1).unwrap();
-        pool.free(waiter.join().unwrap());
-        pool.free_bulk(&mut all);
+        pool.free_raw(waiter.join().unwrap());
+        pool.free_bulk_raw(&mut all);
         assert_eq!((pool.stats().out, pool.stats().reserve), (0, RESERVE + 1));
     });
 }

@@ -53,6 +53,9 @@ pub enum Error {
     /// The two copies of a header are intact, and belong to different volumes.
     #[error("{0}")]
     TwoVolumes(String),
+    /// No passphrase opens the volume any more.
+    #[error("the volume has no keyslot: no passphrase opens it")]
+    NoKeyslots,
     /// No keyslot opens with this passphrase.
     #[error("no keyslot opens with this passphrase ({tried} tried{}{})", behind(not_tried), empty(*is_empty))]
     WrongPassphrase {
@@ -147,6 +150,7 @@ impl Error {
                 "type it, or name the key file or descriptor that has it: the one that was named is empty"
             }
             Self::WrongPassphrase { .. } => "try again; mind the keyboard layout, and a line feed at a key file's end",
+            Self::NoKeyslots => "restore a backup of its header, or format it anew",
             Self::LastKeyslot(_) => "add another first, or say --last to lose the volume on purpose",
             Self::Occupied(_) => "name another file, or say --force to overwrite it",
             Self::Mount { .. } => {

@@ -419,6 +419,7 @@ pub(crate) fn first_that_opens(
     Err(match stopped {
         Some(error) => error,
         None if tried == 0 && !not_tried.is_empty() => none_usable(&not_tried),
+        None if tried == 0 => Error::NoKeyslots,
         None => Error::WrongPassphrase { tried, not_tried: not_tried.join("; "), is_empty: false },
     })
 }

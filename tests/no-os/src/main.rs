@@ -2,15 +2,19 @@
 //! no runtime. It is linked for `x86_64-unknown-none` and then run as a process, where
 //! its only two system calls say how it ended.
 //!
-//! What a kernel would lend, four arrays lend here.
+//! What a kernel would lend, arrays lend here.
 #![no_std]
 #![no_main]
 
 use core::arch::{asm, naked_asm};
 use core::panic::PanicInfo;
+use core::sync::atomic::Ordering::Relaxed;
 
 use pagemill_core::atomic::{AtomicU32, AtomicU64};
-use pagemill_core::{BoundBlock, Buddy, BuddyMetadata, Giving, MisuseKind, Mobility, Order, Pfn};
+use pagemill_core::{
+    BoundBlock, Buddy, BuddyMetadata, CpuId, FrameRange, Giving, Lock, MapError, MemoryMap, MemoryRange, MisuseKind,
+    Mobility, Order, Pcp, PcpLists, Pfn, Sleep, ThisCpu, kept_words_for,
+};
 
 /// 32 MiB, had they memory: 16 pageblocks.
 const FRAMES: u32 = 8192;
@@ -32,7 +36,11 @@ unsafe extern "C" fn _start() -> ! {
 extern "C" fn run() -> ! {
     let rounds = work();
     if rounds == 3 {
-        say("8192 frames out and in three times, then blocks of every order up to 12\n");
+        on_two_cpus();
+        say(
+            "8192 frames out and in three times, then blocks of every order up to 12; a machine's frames through the lists of \
+             two CPUs\n",
+        );
         exit(0)
     }
     exit(2)
@@ -72,6 +80,78 @@ fn work() -> u32 {
     }
     assert!(buddy.free_frames() == FRAMES as usize, "frames lost among the blocks");
     rounds
+}
+
+/// A machine with 16 MiB behind a hole, as its firmware describes it.
+const TABLE: [MemoryRange; 5] = [
+    MemoryRange::usable(0x100_0000, 0xff_f000),
+    MemoryRange::reserved(0xf_0000, 0x1_0000),
+    MemoryRange::usable(0, 0x9_fc00),
+    MemoryRange::reserved(0x9_fc00, 0x400),
+    MemoryRange::reserved(0x17f_0000, 0x1000),
+];
+/// The first 0x9f frames, and those from 16 MiB on but one.
+const USABLE: u32 = 0x9f + 0xffe;
+const SPAN: FrameRange = match FrameRange::new(Pfn::new(0), 0x1fff) {
+    Ok(span) => span,
+    Err(_) => panic!("a span beyond all frames"),
+};
+const SPAN_NEED: BuddyMetadata = BuddyMetadata::for_span(SPAN);
+static SPAN_WORDS: [AtomicU64; SPAN_NEED.words] = [const { AtomicU64::new(0) }; SPAN_NEED.words];
+static SPAN_AREAS: [AtomicU32; SPAN_NEED.areas] = [const { AtomicU32::new(0) }; SPAN_NEED.areas];
+static KEPT: [AtomicU64; kept_words_for(0x1fff)] = [const { AtomicU64::new(0) }; kept_words_for(0x1fff)];
+static LISTS: [PcpLists<508>; 2] = [const { PcpLists::new() }; 2];
+
+/// The guard: a lock for each CPU. The only processor here plays both, one after the other.
+struct Cpus {
+    locks: [Lock; 2],
+    here: AtomicU32,
+}
+
+impl ThisCpu for &Cpus {
+    fn exclusive<R>(&self, section: impl FnOnce(CpuId) -> R) -> Option<R> {
+        let cpu = CpuId::new(self.here.load(Relaxed));
+        self.locks[cpu.get()].try_take().then(|| {
+            let result = section(cpu);
+            self.locks[cpu.get()].release(Sleep::SPIN);
+            result
+        })
+    }
+}
+
+/// From the firmware's table to pages that one CPU allocates and the other one frees.
+fn on_two_cpus() {
+    let mut storage = [FrameRange::EMPTY; 4];
+    let map = MemoryMap::new(TABLE.into_iter(), &mut storage).expect("a table like others");
+    let buddy = Buddy::over(SPAN, &map, &SPAN_WORDS, &SPAN_AREAS).expect("metadata of the size that it asked for");
+    assert!(map.frames() == USABLE && buddy.managed_frames() == USABLE, "frames of the map miscounted");
+    let image = FrameRange::new(Pfn::new(0x1000), 0x100).expect("frames of the machine");
+    assert!(buddy.reserve_range(image) == Ok(0x100), "the kernel's image is not free");
+    let cpus = Cpus { locks: [Lock::new(), Lock::new()], here: AtomicU32::new(0) };
+    let pages = Pcp::new(&buddy, &LISTS, &KEPT, &cpus).expect("a bit for each frame");
+    let mut seen = [0u64; 0x2000 / 64];
+    let mut out = 0;
+    while let Some(pfn) = pages.alloc(Mobility::Unmovable, 0) {
+        let (word, bit) = (&mut seen[pfn.as_usize() / 64], 1 << (pfn.as_u32() % 64));
+        assert!(*word & bit == 0 && buddy.free_block(Pfn::new(0x200), Order::ZERO) == Err(MisuseKind::Foreign));
+        *word |= bit;
+        out += 1;
+    }
+    assert!(out == USABLE - 0x100, "a frame lost, or one of a hole handed out");
+    assert!(buddy.reserve_range(image).is_ok_and(|frames| frames == 0), "the image was handed out");
+    assert!(matches!(buddy.add_range(SPAN), Err(MapError::Present { .. })), "frames that are out were added");
+    cpus.here.store(1, Relaxed);
+    let is_out = |pfn: &u32| seen[*pfn as usize / 64] >> (pfn % 64) & 1 == 1;
+    for pfn in (0..0x1fff).filter(is_out).map(Pfn::new) {
+        // An interrupt that comes while the lists are in use goes to the buddy.
+        let is_nested = pfn.as_u32() % 3 == 0 && cpus.locks[1].try_take();
+        assert!(pages.free(pfn).is_ok() && pages.free(pfn).is_err(), "a free refused, or a second one taken");
+        if is_nested {
+            cpus.locks[1].release(Sleep::SPIN);
+        }
+    }
+    assert!(pages.validate().is_ok_and(|listed| listed + buddy.free_frames() == out as usize), "frames lost");
+    assert!(pages.drain_here() > 0 && buddy.free_frames() == out as usize, "frames left on a list");
 }
 
 fn say(text: &str) {

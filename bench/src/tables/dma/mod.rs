@@ -14,7 +14,7 @@ use crate::rows::Kind;
 use crate::rows::dma::{BULK, BlockRow, Lane, Shape, rows};
 use crate::subject::{Flaw, Parts};
 use crate::tables::{self, CellSamples, Effort, Run, Sample, enough, in_turns, measured, take_turn};
-use requests::Bed;
+use requests::{Bed, Busy};
 
 /// The shapes of the kernel's self test.
 pub(crate) const SHAPES: [Shape; 5] = [
@@ -34,9 +34,11 @@ pub(crate) const SELF_TEST: &str = "dma";
 pub(crate) const WRITTEN: &str = "dma-written";
 /// All allocated, then freed in random order.
 pub(crate) const SHUFFLED: &str = "dma-shuffled";
-/// Requests in flight: wall time, and processor time.
+/// Requests in flight: wall time, and of each read processor time, and the latencies of submission and completion.
 pub(crate) const REQUESTS: &str = "dma-requests";
 pub(crate) const REQUESTS_CPU: &str = "dma-requests-cpu";
+pub(crate) const SUBMISSION: &str = "dma-requests-submission";
+pub(crate) const COMPLETION: &str = "dma-requests-completion";
 
 /// How often all blocks are allocated and freed in one turn at full effort: in all turns together as often as in the
 /// self test.
@@ -121,10 +123,11 @@ fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Reco
     let mut entrants: Vec<Entrant> = run.open_all(rows, requests::SHAPE);
     entrants.retain(|entrant| !is_in_c(entrant.row));
     let bytes = requests::SHAPE.bytes;
-    let mut cells: Vec<CellSamples> =
-        entrants.iter().map(|it| CellSamples::new(REQUESTS, it.row.row_name(), bytes)).collect();
-    let mut on_cpu: Vec<CellSamples> =
-        entrants.iter().map(|it| CellSamples::new(REQUESTS_CPU, it.row.row_name(), bytes)).collect();
+    let cells_of = |bench| -> Vec<CellSamples> {
+        entrants.iter().map(|it| CellSamples::new(bench, it.row.row_name(), bytes)).collect()
+    };
+    let mut cells = cells_of(REQUESTS);
+    let mut of_a_read = [REQUESTS_CPU, SUBMISSION, COMPLETION].map(cells_of);
     let mut batches = Vec::new();
     for (entrant, cell) in entrants.iter_mut().zip(&cells) {
         let lane = entrant.opened.as_mut();
@@ -135,17 +138,20 @@ fn in_flight(run: &mut Run, rows: &[BlockRow], bed: &mut Bed) -> Result<Vec<Reco
         batches.push(found.map_err(|flaw| cell.flawed(flaw))?);
     }
     for (_, at) in in_turns(run.effort.rounds, cells.len()) {
-        let mut cpu = Duration::ZERO;
+        let mut last = (Busy::default(), 1);
         let of_one = |time: Duration, batches| time.as_nanos() as f64 / (batches * BULK) as f64;
         take_turn(run, &mut cells[at], batches[at], |batches| {
             let busy = entrants[at].opened.requests(bed, batches)?;
-            cpu = busy.cpu / batches as u32;
+            last = (busy, batches);
             let parts = Sample::from_parts(Parts { alloc: busy.alloc, free: busy.free }, BULK, batches, run.clock_ns);
             Ok::<_, Flaw>(Sample { total: of_one(busy.wall, batches), ..parts })
         })?;
-        on_cpu[at].samples.push(Sample::whole(of_one(cpu, 1)));
+        let (busy, batches) = last;
+        for (cells, time) in of_a_read.iter_mut().zip([busy.cpu, busy.submission, busy.completion]) {
+            cells[at].samples.push(Sample::whole(of_one(time, batches)));
+        }
     }
-    Ok(cells.into_iter().chain(on_cpu).filter_map(CellSamples::record).collect())
+    Ok(cells.into_iter().chain(of_a_read.into_iter().flatten()).filter_map(CellSamples::record).collect())
 }
 
 #[cfg(test)]
@@ -176,7 +182,9 @@ mod tests {
                     }
                 }
                 if !is_in_c(row) && !is_absent(REQUESTS) {
-                    assert!(has(REQUESTS, row.name, 64) && has(REQUESTS_CPU, row.name, 64), "{}", row.name);
+                    for bench in [REQUESTS, REQUESTS_CPU, SUBMISSION, COMPLETION] {
+                        assert!(has(bench, row.name, 64), "{bench}: {}", row.name);
+                    }
                 }
             }
             for record in records.iter().filter(|record| record.bench == REQUESTS) {

@@ -62,6 +62,10 @@ pub(crate) struct Busy {
     pub(crate) alloc: Duration,
     pub(crate) free: Duration,
     pub(crate) wall: Duration,
+    /// The sums over all requests: from when the blocks of a batch are asked for until its submission is done, and from then until
+    /// the request is reaped.
+    pub(crate) submission: Duration,
+    pub(crate) completion: Duration,
     /// Processor time of this process.
     pub(crate) cpu: Duration,
 }
@@ -119,22 +123,27 @@ impl Bed {
             }
             self.submit::<S>(held, blocks, slots)?;
         }
-        let (mut alloc, mut free) = (Duration::ZERO, Duration::ZERO);
+        let mut busy = Busy::default();
         let (start, cpu) = (Instant::now(), cpu_time());
+        let mut submitted = [start; DEPTH];
         for _ in 0..batches {
             self.reap::<S>(held, blocks, slots)?;
             let before = Instant::now();
+            busy.completion += slots.iter().map(|&slot| before - submitted[slot]).sum::<Duration>();
             source.empty(blocks);
             let between = Instant::now();
             let is_full = source.fill(blocks);
             let after = Instant::now();
-            (free, alloc) = (free + (between - before), alloc + (after - between));
+            (busy.free, busy.alloc) = (busy.free + (between - before), busy.alloc + (after - between));
             if !is_full {
                 return Err(Failure::Short);
             }
             self.submit::<S>(held, blocks, slots)?;
+            let now = Instant::now();
+            busy.submission += (now - between) * BULK as u32;
+            slots.iter().for_each(|&slot| submitted[slot] = now);
         }
-        Ok(Busy { alloc, free, wall: start.elapsed(), cpu: cpu_time().saturating_sub(cpu) })
+        Ok(Busy { wall: start.elapsed(), cpu: cpu_time().saturating_sub(cpu), ..busy })
     }
 
     /// Submits a batch of reads, each with a block, and waits until as many have completed.

@@ -51,7 +51,12 @@ struct Clone {
 /// # Safety
 /// `argument` points to the argument of the operation `what`, and the ring may pin and write the memory that the argument
 /// points to.
-unsafe fn register<T>(ring: BorrowedFd<'_>, what: u32, argument: *const T, n: usize) -> Result<usize, Errno> {
+pub(super) unsafe fn register<T>(
+    ring: BorrowedFd<'_>,
+    what: u32,
+    argument: *const T,
+    n: usize,
+) -> Result<usize, Errno> {
     // SAFETY: as the caller promises.
     match unsafe { libc::syscall(libc::SYS_io_uring_register, ring.as_raw_fd(), what, argument, n) } {
         done @ 0.. => Ok(done as usize),

@@ -5,13 +5,13 @@
 //! except a drain, so a signal handler that interrupted the holder goes on, too.
 //!
 //! # Invariants
-//! - D1 Restartable sections never touch a depot as their list: they use the lists of CPUs below `cpus`, and depots stand
+//! - P1 Restartable sections never touch a depot as their list: they use the lists of CPUs below `cpus`, and depots stand
 //!   behind those. They do copy from and to a depot's items on behalf of the thread that holds it.
-//! - D2 A thread puts a load into a depot only after reading the limit while it holds the depot. So once a depot was shut and
+//! - P2 A thread puts a load into a depot only after reading the limit while it holds the depot. So once a depot was shut and
 //!   then held by a drain, no load enters it any more.
-//! - D3 A depot's word never counts a caller's pops or pushes: frames that enter count as `refilled`, frames that leave as
+//! - P3 A depot's word never counts a caller's pops or pushes: frames that enter count as `refilled`, frames that leave as
 //!   `overflowed` (to a list) or `drained` (to the zone, or to a request past its list).
-//! - D4 A frame leaves the word that counts it before another word counts it. So the child of a fork finds it in one place at
+//! - P4 A frame leaves the word that counts it before another word counts it. So the child of a fork finds it in one place at
 //!   most.
 use super::list::{Held, List, POPPED_SHIFT, TOP};
 use super::{DEPOTS, PerCpu};
@@ -32,7 +32,7 @@ impl List {
     /// The same, if there is room for `n` more frames.
     fn hold_with_room(&self, n: usize) -> Option<Held<'_>> {
         let has_room = || self.len().saturating_add(n) <= self.limit.load(Relaxed) as usize;
-        // Checked again while it is held: D2.
+        // Checked again while it is held: P2.
         if has_room() { self.hold_as_depot().filter(|_| has_room()) } else { None }
     }
     /// The same, if it has frames.
@@ -79,7 +79,7 @@ impl Held<'_> {
             if part == 0 {
                 break;
             }
-            // Before the list gets them: D4. They count as popped here and as overflowed below: D3.
+            // Before the list gets them: P4. They count as popped here and as overflowed below: P3.
             self.list.word.store(word - part as u64 + ((part as u64) << POPPED_SHIFT), Relaxed);
             if !push(&self.list.items.0[top - part..], part) {
                 self.list.word.store(word, Release); // As in `push_each`.
@@ -202,7 +202,7 @@ impl PerCpu {
     }
 
     /// Takes all frames out of all depots, a batch at a time. Waits for a thread that holds a depot, even if the depot looks
-    /// empty: the thread may be about to put frames into it (D2). Returns how many frames it passed to `give`.
+    /// empty: the thread may be about to put frames into it (P2). Returns how many frames it passed to `give`.
     pub fn drain_depots(&self, mut give: impl FnMut(&[u32])) -> usize {
         self.depots().map(|depot| depot.hold_for_drain().held.drain(&mut give)).sum()
     }

@@ -129,7 +129,7 @@ mod real {
 
     /// Gives back a range of private anonymous memory.
     pub(in super::super) fn discard(addr: usize, len: usize) -> Result<(), Errno> {
-        debug_assert!(is_whole(&(addr..addr + len), system_page()), "I4: {len} bytes at {addr:#x} to be taken back");
+        debug_assert!(is_whole(&(addr..addr + len), system_page()), "R4: {len} bytes at {addr:#x} to be taken back");
         // SAFETY: the range is ours, and the caller of `release` says that nobody uses it.
         let advise = |advice| unsafe { mm::madvise(with_exposed_provenance_mut(addr), len, advice) };
         let given = match advise(Advice::LinuxDontNeed) {
@@ -142,7 +142,7 @@ mod real {
 
     /// Gives back a range of a file, which then reads zero in every mapping of it.
     pub(in super::super) fn punch_hole(fd: BorrowedFd<'_>, offset: usize, len: usize) -> Result<(), Errno> {
-        debug_assert!(is_whole(&(offset..offset + len), system_page()), "I4: {len} bytes at {offset:#x} of a file");
+        debug_assert!(is_whole(&(offset..offset + len), system_page()), "R4: {len} bytes at {offset:#x} of a file");
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let done = rustix::io::retry_on_intr(|| fs::fallocate(fd, mode, offset as u64, len as u64)).map_err(Errno::of);
         // rustix tells the compiler that this call changes no memory; it changes what the mappings of the file read.

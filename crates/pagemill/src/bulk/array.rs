@@ -81,7 +81,7 @@ impl Allocator {
             2..=Batch::CAPACITY => _ = zone.pop_batch(gfp, missing, &mut batch)?,
             _ => return None,
         }
-        let zero = zone.addr_of_zero();
+        let zero = zone.addr_of_pfn_zero();
         let mut pfns = batch.as_pfns().iter();
         for (words, mut holes) in words.chunks_mut(64).zip(masks) {
             while holes != 0
@@ -176,7 +176,7 @@ impl Allocator {
         let low = usize::from(request.order.get()) | mark;
         let mut tentative = Tentative { words, is_kept: mark == 0 };
         let added = self.bulk(request, missing, mark != 0, |zone, batch| {
-            holes.fill(tentative.words, batch.as_pfns(), zone.addr_of_zero() | low);
+            holes.fill(tentative.words, batch.as_pfns(), zone.addr_of_pfn_zero() | low);
         });
         if mark != 0 && n - missing + added >= request.least {
             tentative.keep();

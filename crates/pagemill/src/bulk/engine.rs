@@ -12,7 +12,7 @@ use crate::allocator::Allocator;
 use crate::bulk::request::{Commit, Delivered, Request};
 use crate::context::{AllocContext, Effort};
 use crate::error::Error;
-use crate::walk::BulkWalk;
+use crate::walk::Walk;
 use crate::zone::{PageblockFrames, Zone};
 use crate::zones::Zones;
 use core::sync::atomic::Ordering::Relaxed;
@@ -53,7 +53,13 @@ impl Allocator {
         batch: &mut Batch,
     ) -> Option<&'static Zone> {
         let zones = self.zones();
-        let context = request.ask(zones);
+        let context = request.context(zones);
+        if missing == 1 {
+            // A request for one block is a single request.
+            let (zone, pfn) = zones.take_one(&context, context.first_node(zones, 1)).ok()??;
+            batch.push(pfn.as_u32());
+            return Some(zone);
+        }
         let slow = slow.get_or_insert_with(|| Slow::new(zones, &context, missing));
         loop {
             match slow.stage {
@@ -80,7 +86,7 @@ impl Allocator {
                         slow.walk.again(zones);
                         slow.stage = Stage::Walk;
                     }
-                    zone.stats_here().fallbacks.fetch_add(u64::from(missing > 1), Relaxed);
+                    zone.stats_here().fallbacks.fetch_add(1, Relaxed);
                     batch.push(pfn.as_u32());
                     return Some(zone);
                 }
@@ -129,7 +135,7 @@ impl Allocator {
         if added == 0 && why != Why::Account {
             zones.check_lack(request.lack(zones, 1), request.gfp)?;
         }
-        zones.count_shortfall(&request.ask(zones), why);
+        zones.count_shortfall(&request.context(zones), why);
         Ok(Some(Shortfall { missing: request.most - got, why }))
     }
 
@@ -143,7 +149,7 @@ impl Allocator {
         if request.is_refused(needed) {
             return Why::Account;
         }
-        self.zones().why(&request.ask(self.zones()), level)
+        self.zones().why(&request.context(self.zones()), level)
     }
 }
 
@@ -200,7 +206,7 @@ impl Allocator {
         attempt: &mut dyn FnMut(&mut Request<'_>) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let zones = self.zones();
-        let (context, lack) = (request.ask(zones), request.lack(zones, needed));
+        let (context, lack) = (request.context(zones), request.lack(zones, needed));
         zones.check_lack(lack, context.gfp)?;
         if crate::reclaim::is_reclaiming() || request.is_refused(needed) {
             return Ok(None);
@@ -308,7 +314,7 @@ impl Drop for Taking<'_> {
 #[derive(Debug)]
 pub(super) struct Slow {
     stage: Stage,
-    walk: BulkWalk<'static>,
+    walk: Walk<'static>,
     /// The frames in hand of a request that goes past the lists.
     past_list: Option<PageblockFrames>,
     /// Other requests waited for a block when this one began: it takes one block behind them before it goes on in bulk.
@@ -326,15 +332,13 @@ enum Stage {
 }
 
 impl Slow {
-    /// Goes on from the list to the zones. A request for one block begins as a single request. So does a request that may wait while
-    /// others wait for a block.
+    /// Goes on from the list to the zones. A request that may wait begins as a single request while others wait for a block.
+    #[inline]
     fn new(zones: &'static Zones, context: &AllocContext<'_>, missing: usize) -> Self {
-        let walk = BulkWalk::for_many(zones, context, missing);
-        let is_in_line = missing > 1
-            && context.effort == Effort::Wait
-            && context.gfp.may_wait()
-            && zones.waits.has(context.lack(walk.from, 1));
-        let stage = if missing == 1 || is_in_line { Stage::Single } else { Stage::Walk };
+        let walk = Walk::for_many(zones, context, missing);
+        let is_in_line =
+            context.effort == Effort::Wait && context.gfp.may_wait() && zones.waits.has(context.lack(walk.from, 1));
+        let stage = if is_in_line { Stage::Single } else { Stage::Walk };
         let past_list = (missing > ListPolicy::LARGE).then_some(PageblockFrames::NONE);
         Self { stage, walk, past_list, is_in_line }
     }

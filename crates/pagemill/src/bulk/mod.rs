@@ -1,8 +1,8 @@
-//! Pages in bulk: five forms over one engine (C3.1).
+//! Pages in bulk: four forms over one engine (C3.1); the array form has two variants.
 //!
-//! [`request`] has what a caller says and gets, [`engine`] takes the frames, batch by batch. Each form puts the prepared
-//! batches where it wants them: `array.rs` into an array's empty slots, `list.rs` to the tail of a list, `run.rs` into runs, and this
-//! file hands them to a function.
+//! [`request`] has the parameters and the results of a request, [`engine`] takes the frames, batch by batch. Each form puts the
+//! prepared batches where it wants them: `array.rs` into an array's empty slots; this file to the tail of a list (`list.rs`), into
+//! runs (`run.rs`), or to a function.
 //!
 //! The path of one page is always inlined; all else is a call. Where the compiler chose, a program with many calls had none of them
 //! inlined, and each call wrote its request and its result to memory (2 ns of 14).
@@ -18,6 +18,7 @@ use pagemill_core::{Gfp, Order, Pfn};
 use pagemill_os::Batch;
 
 mod array;
+mod awaited;
 mod engine;
 mod populate;
 mod request;
@@ -50,9 +51,10 @@ impl Allocator {
         request: Bulk<'_, N, T>,
         slots: &mut [Option<T>],
     ) -> Result<Filled, Error> {
-        let (request, words) = (request.request, slots_as_words(slots));
+        let request = &request.request;
+        let words = slots_as_words(slots);
         if let [word @ 0, ..] = words
-            && let Some((zone, pfn)) = self.one_page(&request)
+            && let Some((zone, pfn)) = self.one_page(request)
         {
             *word = zone.addr_of(pfn);
             return Ok(Filled { added: 1, occupied: 1, first_hole: 1, shortfall: None });
@@ -65,7 +67,7 @@ impl Allocator {
         {
             return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
         }
-        self.fill_array(Request { ..request }, words, false)
+        self.fill_array(Request { ..*request }, words, false)
     }
 
     /// Adds up to n slots to an array's end and fills them (C3.19). It does not read the slots that are there, and adds as many as
@@ -93,11 +95,12 @@ impl Allocator {
         request: Bulk<'_, N, T>,
         slots: &mut Vec<Option<T>>,
     ) -> Result<Delivered, Error> {
-        let (request, n) = (request.request, request.request.most);
+        let request = &request.request;
+        let n = request.most;
         if request.is_one_batch() && self.extend_array_by_batch(request.gfp, n, slots) {
             return Ok(Delivered { blocks: n, shortfall: None });
         }
-        self.extend_array(Request { ..request }, slots)
+        self.extend_array(Request { ..*request }, slots)
     }
 
     /// Fills the null slots among the first n of `slots`, as [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array) does, with raw
@@ -123,11 +126,12 @@ impl Allocator {
         request: Bulk<'_, N, Block>,
         slots: &mut [*mut u8],
     ) -> Result<Filled, Error> {
-        let (request, n) = (request.request, request.request.most);
+        let request = &request.request;
+        let n = request.most;
         // SAFETY: pointers and addresses have one layout; what is written is the address of a page, or 0.
         let words = unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<usize>(), slots.len()) };
         if let [word @ 0, ..] = words
-            && let Some((zone, pfn)) = self.one_page(&request)
+            && let Some((zone, pfn)) = self.one_page(request)
         {
             *word = zone.addr_of(pfn);
             give_away(*word, Order::ZERO);
@@ -139,7 +143,7 @@ impl Allocator {
         {
             return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
         }
-        self.fill_array_raw(Request { ..request }, words)
+        self.fill_array_raw(Request { ..*request }, words)
     }
 
     /// Adds blocks to the tail of a list, which may have some already (the list form).
@@ -161,9 +165,9 @@ impl Allocator {
         request: Bulk<'_, N, T>,
         list: &mut List<T>,
     ) -> Result<Delivered, Error> {
-        let request = request.request;
+        let request = &request.request;
         if list.takes_pages()
-            && let Some((_, pfn)) = self.one_page(&request)
+            && let Some((_, pfn)) = self.one_page(request)
         {
             list.push_frame(pfn);
             return Ok(Delivered { blocks: 1, shortfall: None });
@@ -172,7 +176,7 @@ impl Allocator {
         if request.is_one_batch() && list.takes_pages() && self.extend_list_by_batch(request.gfp, n, list) {
             return Ok(Delivered { blocks: n, shortfall: None });
         }
-        self.extend_list(Request { ..request }, list)
+        self.extend_list(Request { ..*request }, list)
     }
 
     #[inline(never)]
@@ -190,20 +194,24 @@ impl Allocator {
         request.begin(self.zones())?;
         list.check_order(request.order)?;
         let (needed, mut got) = (request.least, 0);
-        let served = self.all_or_wait(&mut request, needed, |request| {
-            let mut fresh = List::of_order(request.order);
-            if request.is_populated() {
-                fresh = self.populated(request);
-                got = fresh.len();
-            } else {
-                got = self.bulk(request, request.most, true, |zone, batch| fresh.push_batch(zone, batch));
-            }
-            // If it keeps none, they go back with `fresh`.
-            request.keeps(got, needed).then_some(fresh)
-        });
+        let served = self.all_or_wait(&mut request, needed, |request| self.take_list(request, needed, &mut got));
         let Some(mut fresh) = served? else { return Err(request.missed(self, got)) };
         list.append(&mut fresh)?;
         self.delivered(&request, got)
+    }
+
+    /// One attempt of the list form. Says how many blocks it `got`. If they are fewer than `needed`, they go back.
+    #[inline(always)]
+    fn take_list<T: Owned>(&self, request: &mut Request<'_>, needed: usize, got: &mut usize) -> Option<List<T>> {
+        let mut fresh = List::of_order(request.order);
+        if request.is_populated() {
+            fresh = self.populated(request);
+            *got = fresh.len();
+        } else {
+            *got = self.bulk(request, request.most, true, |zone, batch| fresh.push_batch(zone, batch));
+        }
+        // If it keeps none, they go back with `fresh`.
+        request.keeps(*got, needed).then_some(fresh)
     }
 
     /// Hands each block to a function, which owns it from then on (the callback form). The function may allocate; if it unwinds,
@@ -230,8 +238,8 @@ impl Allocator {
         request: Bulk<'_, UpTo, T>,
         mut each: impl FnMut(T),
     ) -> Result<Delivered, Error> {
-        let request = request.request;
-        if let Some((zone, pfn)) = self.one_page(&request) {
+        let request = &request.request;
+        if let Some((zone, pfn)) = self.one_page(request) {
             // SAFETY: the page is marked as handed out, and it goes to `each` alone.
             each(unsafe { T::from_word(zone.addr_of(pfn)) });
             return Ok(Delivered { blocks: 1, shortfall: None });
@@ -240,11 +248,11 @@ impl Allocator {
         if request.is_one_batch()
             && let Some(zone) = self.take_batch(request.gfp, request.most, &mut batch)
         {
-            let zero = zone.addr_of_zero();
-            Undelivered { zero, order: 0, pfns: batch.as_pfns(), request: &request }.deliver(&mut each);
+            let zero = zone.addr_of_pfn_zero();
+            Undelivered { zero, order: 0, pfns: batch.as_pfns(), request }.deliver(&mut each);
             return Ok(Delivered { blocks: request.most, shortfall: None });
         }
-        let mut request = Request { ..request };
+        let mut request = Request { ..*request };
         request.begin(self.zones())?;
         if request.is_populated() {
             let list = self.populated(&mut request);
@@ -259,7 +267,7 @@ impl Allocator {
         let order = usize::from(request.order.get());
         let (mut taking, mut slow) = (Taking::new(self, &request, request.most, false), None);
         while let Some(zone) = taking.next(&mut slow, &mut batch) {
-            let zero = zone.addr_of_zero();
+            let zero = zone.addr_of_pfn_zero();
             Undelivered { zero, order, pfns: batch.as_pfns(), request: &request }.deliver(&mut each);
         }
         let blocks = taking.end();
@@ -284,8 +292,8 @@ impl Allocator {
         request: Bulk<'_, N, T>,
         runs: &mut Vec<Run<T>>,
     ) -> Result<Delivered, Error> {
-        let request = request.request;
-        if let Some((zone, pfn)) = self.one_page(&request) {
+        let request = &request.request;
+        if let Some((zone, pfn)) = self.one_page(request) {
             runs.push(Run::of_page(zone.addr_of(pfn)));
             return Ok(Delivered { blocks: 1, shortfall: None });
         }
@@ -293,7 +301,7 @@ impl Allocator {
         if request.is_one_batch() && self.extend_runs_by_batch(request.gfp, n, runs) {
             return Ok(Delivered { blocks: n, shortfall: None });
         }
-        self.extend_runs(Request { ..request }, runs)
+        self.extend_runs(Request { ..*request }, runs)
     }
 
     #[inline(never)]
@@ -301,7 +309,7 @@ impl Allocator {
         let mut batch = Batch::new();
         let found = self.zones().here().and_then(|zone| zone.pop_batch(gfp, n, &mut batch));
         if let Some(zone) = found {
-            Runs::new(runs, Order::ZERO).push_batch(zone.addr_of_zero(), &batch);
+            Runs::new(runs, Order::ZERO).push_batch(zone.addr_of_pfn_zero(), &batch);
         }
         found.is_some()
     }
@@ -315,7 +323,7 @@ impl Allocator {
             got = if request.is_populated() {
                 self.populated(request).map(|block| fresh.push(block)).count()
             } else {
-                self.bulk(request, request.most, false, |zone, batch| fresh.push_batch(zone.addr_of_zero(), batch))
+                self.bulk(request, request.most, false, |zone, batch| fresh.push_batch(zone.addr_of_pfn_zero(), batch))
             };
             let is_kept = request.keeps(got, needed);
             if !is_kept {

@@ -116,7 +116,7 @@ impl<T> Bulk<'_, AtLeast, T> {
 }
 
 impl<T> Bulk<'_, Exact, T> {
-    /// All `n`, or an error and nothing.
+    /// All `n`, or an error and nothing. (A pool's array keeps what came until the error: C5.2.)
     ///
     /// The request takes all or waits with nothing in hand (C3.20), as [`at_least`](Bulk::at_least) does: two such requests never wait
     /// for each other. Two threads that ask page by page can: each keeps its pages while it waits for more.
@@ -228,7 +228,7 @@ impl<'a, N, T> Bulk<'a, N, T> {
     /// }
     /// let pool = Mempool::new(Packets(Allocator::builder().pages(64).build()?), 4)?;
     /// let packet = pool.alloc(Gfp::NOIO)?;
-    /// pool.free(packet);
+    /// drop(packet); // It goes back to the pool.
     /// # Ok::<(), Error>(())
     /// ```
     #[inline]
@@ -260,6 +260,8 @@ impl<'a, N, T> Bulk<'a, N, T> {
 /// What a request says, whatever its form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
+    /// The caller made it by [`Bulk::up_to`]. `least` may become 0 later, where slots are full already.
+    pub(super) is_up_to: bool,
     pub(crate) least: usize,
     pub(crate) most: usize,
     pub(crate) gfp: Gfp,
@@ -270,7 +272,7 @@ pub(crate) struct Request<'a> {
     pub(crate) timeout: Option<Duration>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) cancel: Option<&'a Cancel>,
-    pub(super) account: Option<&'a Account>,
+    pub(crate) account: Option<&'a Account>,
     pub(super) commit: Commit,
     /// How far one attempt goes: a request that must have several blocks does not wait with blocks in hand.
     pub(super) effort: Effort,
@@ -290,6 +292,7 @@ pub(super) enum Commit {
 impl<'a> Request<'a> {
     const fn new(least: usize, most: usize) -> Self {
         Self {
+            is_up_to: least == 0,
             least,
             most,
             gfp: Gfp::KERNEL,
@@ -307,7 +310,7 @@ impl<'a> Request<'a> {
     /// The same request for up to `n` blocks of an order.
     #[inline]
     pub(crate) const fn up_to_again(self, n: usize, order: Order) -> Self {
-        Self { least: 0, most: n, order, effort: Effort::Wait, ..self }
+        Self { is_up_to: true, least: 0, most: n, order, effort: Effort::Wait, ..self }
     }
     /// The same request with other flags, and without a wait.
     #[inline]
@@ -329,7 +332,7 @@ impl<'a> Request<'a> {
     /// Whether it may be served in part, yet tries for all as its flags allow (C3.4).
     #[inline]
     pub(super) fn tries_for_all(&self) -> bool {
-        self.least == 0 && self.gfp.contains(Gfp::RETRY_MAYFAIL)
+        self.is_up_to && self.gfp.contains(Gfp::RETRY_MAYFAIL)
     }
 
     /// Whether its pages are committed before they are delivered.
@@ -361,10 +364,11 @@ impl<'a> Request<'a> {
         self.policy.is_none() && self.nodes.as_bits() == NodeMask::ALL.as_bits() && self.gfp.is_anywhere()
     }
 
-    pub(super) fn ask(&self, zones: &Zones) -> AllocContext<'a> {
+    pub(super) fn context(&self, zones: &Zones) -> AllocContext<'a> {
         AllocContext {
             gfp: self.gfp,
             order: self.order,
+            run: 0,
             effort: self.effort,
             nodes: self.nodes,
             policy: self.policy.unwrap_or(zones.policy()),
@@ -374,8 +378,8 @@ impl<'a> Request<'a> {
 
     /// The memory that it lacks when it must have so many blocks at once.
     pub(super) fn lack(&self, zones: &Zones, blocks: usize) -> Lack {
-        let ask = self.ask(zones);
-        ask.lack(ask.policy.first(zones.node()), blocks)
+        let context = self.context(zones);
+        context.lack(context.policy.first(zones.node()), blocks)
     }
 
     /// Whether its account, or a system that does not commit pages, refuses so many more blocks.
@@ -407,13 +411,10 @@ impl<'a> Request<'a> {
         if self.least > self.most {
             return Err(InvalidRequest::AtLeastAboveUpTo { at_least: self.least, up_to: self.most }.into());
         }
-        if self.gfp.contains(Gfp::ACCOUNT) && self.account.is_none() {
-            return Err(InvalidRequest::NoAccount.into());
-        }
         if self.policy.is_some_and(Policy::is_of_none) {
             return Err(InvalidRequest::NoSuchNode { nodes: 0 }.into());
         }
-        zones.check(self.gfp)?;
+        zones.check_flags(self.gfp, self.account.is_some())?;
         if self.most == 0 {
             return Ok(()); // A request for nothing is valid on any node (C3.3).
         }
@@ -430,7 +431,7 @@ impl<'a> Request<'a> {
     pub(super) fn missed(&self, allocator: &Allocator, got: usize) -> Error {
         let zones = allocator.zones();
         let why = allocator.why(self, self.least - got, Level::Min);
-        zones.count_shortfall(&self.ask(zones), why);
+        zones.count_shortfall(&self.context(zones), why);
         Exhausted { wanted: self.least, got, order: self.order.get(), why }.into()
     }
 }

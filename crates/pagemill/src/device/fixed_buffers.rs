@@ -5,7 +5,7 @@
 //! Rings may share a table.
 //!
 //! # Invariant
-//! Whenever the table is unlocked, each ring's entries are those that `starts` says.
+//! Whenever the table is unlocked, each ring's entries are those that `buffers` says.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, keep, refuse_inherited};
 use crate::process::Stamp;
 use core::ops::Range;
@@ -33,7 +33,8 @@ const _: () = assert!(ring::ENTRIES_MAX <= 1 << u16::BITS && ENTRIES <= ring::EN
 ///
 /// A submission queue entry takes the [index](Self::index) of the buffer and the byte's own address. The kernel refuses
 /// an address outside that buffer (`EFAULT`). A page is in one buffer, and so is a block that does not cross a multiple
-/// of 1 GiB from its arena's start. Other blocks exist only in memory that was [brought](crate::Memory::brought).
+/// of 1 GiB from its arena's start. Other blocks exist only in memory that was [brought](crate::Memory::brought). A
+/// [`DmaPool`](crate::DmaPool) keeps a block of any size in one buffer, except in such memory.
 ///
 /// ```
 /// use io_uring::{IoUring, opcode, types};
@@ -67,10 +68,10 @@ const _: () = assert!(ring::ENTRIES_MAX <= 1 << u16::BITS && ENTRIES <= ring::EN
 /// assert_eq!(&page[..4], b"\x7fELF");
 /// ```
 #[derive(Clone, Debug)]
-pub struct FixedBuffers(Arc<Shared>);
+pub struct FixedBuffers(Arc<Registration>);
 
 #[derive(Debug)]
-struct Shared {
+struct Registration {
     table: Mutex<Table>,
     /// The process that made it. The rings in a forked child are its parent's.
     stamp: Stamp,
@@ -80,8 +81,26 @@ struct Shared {
 struct Table {
     /// Memory is registered with the first ring. The others have its table.
     rings: Vec<OwnedFd>,
-    /// The start of each entry's buffer, if it has one.
-    starts: Vec<Option<usize>>,
+    /// Each entry's buffer, if it has one.
+    buffers: Vec<Option<Range<usize>>>,
+}
+
+/// A part of memory that one request names: `buf_index`, `addr` and `len` of a submission queue entry. See
+/// [`FixedBuffers::pieces`].
+///
+/// ```
+/// use pagemill::Piece;
+/// let piece = Piece { index: 2, addr: 0x7f00_0000_0000, len: 4096 };
+/// assert_eq!(piece.addr + piece.len, 0x7f00_0000_1000);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// The table entry whose buffer contains it.
+    pub index: u16,
+    /// The address of its first byte in the process.
+    pub addr: usize,
+    /// Its size in bytes.
+    pub len: usize,
 }
 
 impl FixedBuffers {
@@ -131,8 +150,8 @@ impl FixedBuffers {
                 return Err(why);
             }
         };
-        let table = Mutex::new(Table { rings, starts: vec![None; entries] });
-        Ok(Self(Arc::new(Shared { table, stamp: Stamp::here() })))
+        let table = Mutex::new(Table { rings, buffers: vec![None; entries] });
+        Ok(Self(Arc::new(Registration { table, stamp: Stamp::here() })))
     }
 
     /// The table entry whose buffer contains an address: `buf_index` of a request.
@@ -153,10 +172,69 @@ impl FixedBuffers {
         (addr.get() & ((1 << SHIFT) - 1)) as u32
     }
 
-    /// The byte's address in the process, `addr` of a request; none if the entry has no buffer.
+    /// The byte's address in the process, `addr` of a request; none if it is in no buffer.
     pub fn address(&self, addr: DeviceAddr) -> Option<usize> {
-        let start = *self.0.table().starts.get((addr.get() >> SHIFT) as usize)?;
-        Some(start? + Self::offset(addr) as usize)
+        let table = self.0.table();
+        let buffer = table.buffers.get((addr.get() >> SHIFT) as usize)?.as_ref()?;
+        Some(buffer.start + Self::offset(addr) as usize).filter(|address| buffer.contains(address))
+    }
+
+    /// Cuts memory into pieces that each lie in one buffer, since one request cannot reach two: a [`Run`](crate::Run) that
+    /// crosses a multiple of 1 GiB from its arena's start has a piece on either side. Pieces are in the order of the bytes.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotHere`] with the first address that is in no buffer.
+    ///
+    /// ```
+    /// # use io_uring::IoUring;
+    /// # use pagemill::{Allocator, Bulk, Device, FixedBuffers, Page, Run};
+    /// # use std::os::fd::{AsRawFd, BorrowedFd};
+    /// # let Ok(ring) = IoUring::new(8) else { return };
+    /// # let allocator = Allocator::builder().pages(512).build().unwrap();
+    /// # // SAFETY: the ring is open.
+    /// # let Ok(buffers) = FixedBuffers::new(unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }) else { return };
+    /// # let Ok(_device) = Device::new(&allocator, buffers.clone()) else { return };
+    /// let mut runs: Vec<Run<Page>> = Vec::new();
+    /// allocator.alloc_pages_bulk_runs(Bulk::exact(64), &mut runs).unwrap();
+    /// for run in &runs {
+    ///     let pieces = buffers.pieces(run).unwrap(); // a request for each
+    ///     assert_eq!((pieces[0].addr, pieces[0].len), (run.addr(), run.bytes()));
+    /// }
+    /// assert!(buffers.pieces(b"not of the allocator").is_err());
+    /// ```
+    pub fn pieces(&self, memory: &(impl AsRef<[u8]> + ?Sized)) -> Result<Vec<Piece>, DeviceError> {
+        self.pieces_of([memory])
+    }
+
+    /// The same for several parts of memory: pages, blocks, runs or slices. Parts that follow each other in one buffer are
+    /// merged, so that they cost one request.
+    ///
+    /// # Errors
+    /// As [`pieces`](Self::pieces).
+    ///
+    /// ```
+    /// # use io_uring::IoUring;
+    /// # use pagemill::{Allocator, Bulk, Device, FixedBuffers, Page};
+    /// # use std::os::fd::{AsRawFd, BorrowedFd};
+    /// # let Ok(ring) = IoUring::new(8) else { return };
+    /// # let allocator = Allocator::builder().pages(512).build().unwrap();
+    /// # // SAFETY: the ring is open.
+    /// # let Ok(buffers) = FixedBuffers::new(unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) }) else { return };
+    /// # let Ok(_device) = Device::new(&allocator, buffers.clone()) else { return };
+    /// let mut pages: Vec<Page> = Vec::new();
+    /// allocator.alloc_pages_bulk_callback(Bulk::up_to(64), |page| pages.push(page)).unwrap();
+    /// let pieces = buffers.pieces_of(&pages).unwrap();
+    /// assert_eq!(pieces.iter().map(|piece| piece.len).sum::<usize>(), 64 * 4096);
+    /// assert!(pieces.len() <= 64);
+    /// ```
+    pub fn pieces_of(&self, parts: impl IntoIterator<Item: AsRef<[u8]>>) -> Result<Vec<Piece>, DeviceError> {
+        let mut pieces = Vec::new();
+        for part in parts {
+            let bytes = part.as_ref().as_ptr_range();
+            // Locked for each part: the caller's code, which runs in between, may look up addresses.
+            cut(&self.0.table().buffers, bytes.start.addr()..bytes.end.addr(), &mut pieces)?;
+        }
+        Ok(pieces)
     }
 
     /// Shares the table with another ring, which then accesses the same buffers at the same addresses, those of later
@@ -189,11 +267,11 @@ impl FixedBuffers {
     }
 }
 
-const MEMLOCK: &str = "registered memory is locked whole: raise RLIMIT_MEMLOCK (ulimit -l, LimitMEMLOCK=) above the size of all \
+pub(super) const MEMLOCK: &str = "registered memory is locked whole: raise RLIMIT_MEMLOCK (ulimit -l, LimitMEMLOCK=) above the size of all \
                        arenas, have CAP_IPC_LOCK, or use less";
 const ONE_THREAD: &str =
     "only the thread that made the ring may use it (IORING_SETUP_SINGLE_ISSUER): do this on that thread";
-const FORBIDDEN: &str = "allow io_uring: see /proc/sys/kernel/io_uring_disabled, the container's seccomp profile, and the ring's restrictions";
+pub(super) const FORBIDDEN: &str = "allow io_uring: see /proc/sys/kernel/io_uring_disabled, the container's seccomp profile, and the ring's restrictions";
 
 fn refusal(errno: Errno) -> DeviceError {
     let next = match errno {
@@ -230,7 +308,25 @@ fn clone_refusal(errno: Errno, has_table: bool) -> DeviceError {
     }
 }
 
-impl Shared {
+/// Adds the pieces of `memory` to `pieces`. Buffers may be neighbours, so each byte is looked up, not only the first.
+fn cut(buffers: &[Option<Range<usize>>], memory: Range<usize>, pieces: &mut Vec<Piece>) -> Result<(), DeviceError> {
+    let mut addr = memory.start;
+    while addr < memory.end {
+        let found = buffers.iter().position(|buffer| buffer.as_ref().is_some_and(|buffer| buffer.contains(&addr)));
+        let Some((index, buffer)) = found.and_then(|index| Some((index as u16, buffers[index].as_ref()?))) else {
+            return Err(DeviceError::NotHere { addr });
+        };
+        let len = memory.end.min(buffer.end) - addr;
+        match pieces.last_mut() {
+            Some(last) if last.index == index && last.addr + last.len == addr => last.len += len,
+            _ => pieces.push(Piece { index, addr, len }),
+        }
+        addr += len;
+    }
+    Ok(())
+}
+
+impl Registration {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -239,7 +335,7 @@ impl Shared {
 impl Table {
     /// The first of `n` neighbouring empty entries.
     fn room(&self, n: usize) -> Option<usize> {
-        self.starts.windows(n).position(|entries| entries.iter().all(Option::is_none))
+        self.buffers.windows(n).position(|entries| entries.iter().all(Option::is_none))
     }
 
     /// Sets entries in all rings, or in none.
@@ -280,14 +376,14 @@ impl DeviceMap for FixedBuffers {
         let mut table = self.0.table();
         let Some(first) = table.room(pieces.len()) else {
             return Err(DeviceError::Unavailable {
-                what: format!("the table of {} buffers has no {} entries left", table.starts.len(), pieces.len()),
+                what: format!("the table of {} buffers has no {} entries left", table.buffers.len(), pieces.len()),
                 next: "make it with more entries (FixedBuffers::with_entries), or use fewer, larger arenas",
             });
         };
         // SAFETY: the memory stays mapped, as the caller promises. The program that makes requests decides what they
         // write where.
         unsafe { table.set(first, &pieces) }?;
-        table.starts[first..].iter_mut().zip(&pieces).for_each(|(start, piece)| *start = Some(piece.start));
+        table.buffers[first..].iter_mut().zip(pieces).for_each(|(buffer, piece)| *buffer = Some(piece));
         Ok(Mapped::Linear(DeviceAddr::new((first as u64) << SHIFT)))
     }
 
@@ -300,12 +396,16 @@ impl DeviceMap for FixedBuffers {
         let mut table = self.0.table();
         // If a ring refuses, the entries stay taken: no address may lead to two buffers.
         if table.clear(first, n) {
-            table.starts[first..first + n].fill(None);
+            table.buffers[first..first + n].fill(None);
         }
+    }
+
+    fn is_one_piece(&self, first: DeviceAddr, last: DeviceAddr) -> bool {
+        Self::index(first) == Self::index(last)
     }
 }
 
-impl Drop for Shared {
+impl Drop for Registration {
     fn drop(&mut self) {
         if !self.stamp.is_inherited() {
             // From now on the owners of the rings may register other buffers.
@@ -316,7 +416,60 @@ impl Drop for Shared {
 
 #[cfg(test)]
 mod tests {
-    use super::{Errno, clone_refusal};
+    use super::{DeviceError, Errno, Piece, clone_refusal, cut};
+    use proptest::prelude::*;
+
+    /// Pieces of memory cut at the borders of these buffers.
+    fn pieces(buffers: &[(usize, usize)], parts: &[(usize, usize)]) -> Result<Vec<(u16, usize, usize)>, DeviceError> {
+        let buffers: Vec<_> = buffers.iter().map(|&(start, end)| (start < end).then_some(start..end)).collect();
+        let mut pieces = Vec::new();
+        parts.iter().try_for_each(|&(start, end)| cut(&buffers, start..end, &mut pieces))?;
+        Ok(pieces.into_iter().map(|Piece { index, addr, len }| (index, addr, len)).collect())
+    }
+
+    #[test]
+    fn memory_is_cut_where_a_buffer_ends_and_neighbours_are_merged() {
+        // An empty entry, two buffers of one arena, and another arena right before them.
+        let buffers = [(0, 0), (100, 200), (200, 250), (60, 100)];
+        let of = |parts: &[(usize, usize)]| pieces(&buffers, parts).unwrap();
+        assert_eq!(of(&[(110, 200)]), [(1, 110, 90)]);
+        assert_eq!(of(&[(110, 201)]), [(1, 110, 90), (2, 200, 1)]);
+        assert_eq!(of(&[(60, 250)]), [(3, 60, 40), (1, 100, 100), (2, 200, 50)]);
+        assert_eq!(
+            of(&[(110, 120), (120, 130), (140, 150), (190, 200), (200, 210)]),
+            [(1, 110, 20), (1, 140, 10), (1, 190, 10), (2, 200, 10)]
+        );
+        assert_eq!(of(&[(0, 0), (200, 200)]), [], "no bytes, no request");
+    }
+
+    #[test]
+    fn memory_outside_of_every_buffer_is_refused_with_its_address() {
+        let refused = |parts: &[(usize, usize)]| pieces(&[(100, 200), (300, 400)], parts);
+        for (start, end, addr) in [(0, 1, 0), (99, 101, 99), (150, 201, 200), (150, 350, 200), (300, 500, 400)] {
+            assert_eq!(refused(&[(120, 130), (start, end)]), Err(DeviceError::NotHere { addr }));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_have_all_bytes_in_order_and_each_lies_in_its_buffer(
+            sizes in prop::collection::vec(1usize..50, 1..8), start in 0usize..100, len in 0usize..200,
+        ) {
+            let mut end = 1000;
+            let buffers: Vec<_> = sizes.iter().map(|size| { end += size; (end - size, end) }).collect();
+            let memory = (1000 + start, 1000 + start + len);
+            let found = pieces(&buffers, &[memory]);
+            prop_assert_eq!(found.is_ok(), len == 0 || memory.1 <= end);
+            let mut next = memory.0;
+            for (index, addr, len) in found.unwrap_or_default() {
+                prop_assert_eq!(addr, next);
+                let (start, end) = buffers[usize::from(index)];
+                prop_assert!(start <= addr && addr + len <= end && len > 0);
+                next += len;
+            }
+            prop_assert!(next == memory.0 || next == memory.1);
+        }
+    }
 
     #[test]
     fn ebusy_for_replacing_a_table_differs_from_ebusy_for_a_ring_with_buffers() {

@@ -1,6 +1,6 @@
 //! Physical addresses, read from the process's page map.
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped};
-use crate::process::Stamp;
+use crate::process::{Stamp, no_fork};
 use core::ops::Range;
 use pagemill_core::PAGE_SIZE;
 use pagemill_os::Errno;
@@ -63,6 +63,7 @@ impl Locked {
 
     /// Locks memory for one more device. False: other code has locked it before, and will unlock it.
     fn lock(memory: &Range<usize>) -> Result<bool, DeviceError> {
+        let _held = no_fork(); // A child would find the list locked for ever.
         let mut all = Self::all();
         if let Some(locked) = all.iter_mut().find(|locked| locked.is(memory)) {
             locked.devices += 1;
@@ -87,6 +88,7 @@ impl Locked {
 
     /// Unlocks memory for one device.
     fn unlock(memory: &Range<usize>) {
+        let _held = no_fork();
         let mut all = Self::all();
         let Some(at) = all.iter().position(|locked| locked.is(memory)) else { return };
         all[at].devices -= 1;

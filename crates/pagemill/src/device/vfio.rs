@@ -4,9 +4,9 @@
 //! piece, on numbers alone, among those that the kernel allows.
 //!
 //! # Invariants of [`Iovas`]
-//! - I1 A taken piece lies within one allowed range, and begins and ends at a multiple of the IOMMU's smallest page.
-//! - I2 No two pieces overlap.
-//! - I3 No piece lies below [`LOWEST`]: a driver may take address 0 for "none".
+//! - V1 A taken piece lies within one allowed range, and begins and ends at a multiple of the IOMMU's smallest page.
+//! - V2 No two pieces overlap.
+//! - V3 No piece lies below [`LOWEST`]: a driver may take address 0 for "none".
 use super::{DeviceAddr, DeviceError, DeviceMap, Mapped, refuse_inherited};
 use crate::process::Stamp;
 use core::ops::{Range, RangeInclusive};

@@ -23,22 +23,23 @@
 //!   freed (`numbers.rs`).
 //!
 //! # Locks
-//! First the lock of the pool's number, which dropping a block reads; then the stack's, which is held only to move
+//! First that of the device's list of pools; then the lock of the pool's number, which dropping a block reads; then the stack's, which is held only to move
 //! numbers. No page is requested and no list is touched under the stack's lock.
 //!
 //! The decisions, with figures: `docs/adr/0026-the-dma-pool.md`.
 use crate::build_error::BuildError;
-use crate::device::{Device, DeviceAddr, DeviceError};
-use crate::handle::Block;
+use crate::device::{Device, DeviceAddr, DeviceError, PoolLine};
+use crate::handle::{Block, Page};
 use crate::misuse::{misuse, report};
 use crate::process::Stamp;
+use crate::run::Run;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use pagemill_core::{CpuId, Gfp, Misuse, MisuseKind, Mobility};
 use pagemill_os::{Batch, PerCpu};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 mod block;
 mod numbers;
@@ -100,7 +101,7 @@ pub(crate) struct Pool {
     has_raw: AtomicBool,
     shape: Shape,
     number: Number,
-    /// The fork generation that it was made in.
+    /// The process that it was made in.
     stamp: Stamp,
     is_poisoned: bool,
     /// The most blocks on a list.
@@ -108,14 +109,14 @@ pub(crate) struct Pool {
     misused: AtomicU64,
     name: String,
     /// Declared before the tables, so that it is dropped first.
-    shared: Mutex<Shared>,
+    shared: Mutex<FreeBlocks>,
     tables: Tables,
     /// Declared last, so that it is dropped last: that may unmap the memory.
     device: Device,
 }
 
 /// What the lock guards.
-struct Shared {
+struct FreeBlocks {
     /// The numbers of free blocks are `stack[..free]`. The rest is garbage.
     stack: Stack,
     free: usize,
@@ -124,6 +125,8 @@ struct Shared {
     /// The number of all blocks.
     blocks: usize,
     units: Vec<Block>,
+    /// The units of a pool whose [`Shape`] is of runs.
+    runs: Vec<Run<Page>>,
 }
 
 #[cold]
@@ -148,7 +151,9 @@ fn are_empty(words: &[u64]) -> bool {
 impl DmaPool {
     /// Creates a pool of blocks of `size` bytes. Their addresses are multiples of `align` (0 for any), and no block
     /// crosses a multiple of `boundary` (0 for no boundary). A size is at least 16 bytes, and is rounded up to a
-    /// multiple of the alignment. A block of up to a page always lies in one page. The pool has no blocks at first.
+    /// multiple of the alignment. A block of up to a page always lies in one page. A larger one has as many pages as it
+    /// needs, or the next power of two if it has a boundary or must be aligned to more than a page. The pool has no blocks
+    /// at first.
     ///
     /// # Errors
     /// [`DeviceError`]'s `Size`, `Align`, `Boundary` and `Scattered` for impossible blocks; `Memory` if the system has
@@ -207,10 +212,9 @@ impl DmaPool {
         let allocator = device.allocator();
         // Room for all memory of the allocator, and as much again if it grows. Numbers of 31 bits are the limit; the
         // last of them means no block.
-        let units = ((2 * allocator.managed_pages().get()) >> shape.order_least.get())
-            .clamp(64, ((1 << 31) - 1) >> shape.shift);
+        let units = (2 * allocator.managed_pages().get() / shape.pages_least).clamp(64, ((1 << 31) - 1) >> shape.shift);
         let (tables, stack) = Tables::new(units, &shape)?;
-        let shared = Shared { stack, free: 0, free_max: 0, blocks: 0, units: Vec::new() };
+        let shared = FreeBlocks { stack, free: 0, free_max: 0, blocks: 0, units: Vec::new(), runs: Vec::new() };
         let number = Number::take()?;
         let pool = Arc::new(Pool {
             lists: allocator.zones().first().lists().another_shut().map_err(BuildError::from)?,
@@ -227,9 +231,10 @@ impl DmaPool {
             tables,
             device: device.clone(),
         });
-        device.enter(Arc::downgrade(&(pool.clone() as Arc<_>)));
         numbers::enter(&pool.number, pool.clone());
-        Ok(Self(ManuallyDrop::new(pool)))
+        let pool = Self(ManuallyDrop::new(pool));
+        device.enter(Box::new(pool.downgrade()));
+        Ok(pool)
     }
 
     /// Its name.
@@ -255,7 +260,8 @@ impl DmaPool {
         }
     }
 
-    /// Allocates one block. Its contents are unspecified, unless `gfp` has [`Gfp::ZERO`].
+    /// Allocates one block. Its contents are unspecified, unless `gfp` has [`Gfp::ZERO`]. The other flags matter only
+    /// when the pool has no free block and grows.
     ///
     /// # Errors
     /// If the pool has no free block and must grow: [`DeviceError::Memory`] with the page allocator's error, or the
@@ -270,7 +276,7 @@ impl DmaPool {
         };
         let word = pool.word(number);
         if gfp.contains(Gfp::ZERO) {
-            pool.zero(word);
+            pool.zero_block(word);
         }
         // SAFETY: the block was just taken from the pool, so this call is its only owner.
         Ok(unsafe { DmaBlock::from_word(word) })
@@ -424,6 +430,11 @@ impl DmaPool {
         self.0.stats()
     }
 
+    /// Returns a reference that does not keep the pool, for code that shows its statistics.
+    pub fn downgrade(&self) -> WeakDmaPool {
+        WeakDmaPool(Arc::downgrade(&self.0), self.0.number.get())
+    }
+
     /// Frees the pool's pages to the allocator. Their arena stays mapped for the device, which must not use them any
     /// more.
     ///
@@ -450,6 +461,7 @@ impl DmaPool {
 /// refused.pool.destroy().unwrap();
 /// # Ok::<(), pagemill::DeviceError>(())
 /// ```
+#[non_exhaustive]
 pub struct BlocksOut {
     /// The pool, unchanged. If it is dropped with blocks out, its pages stay for ever, mapped for the device.
     pub pool: DmaPool,
@@ -469,6 +481,42 @@ impl fmt::Debug for BlocksOut {
     }
 }
 impl core::error::Error for BlocksOut {}
+
+/// A reference to a pool that does not keep it. A pool that was dropped with blocks out is still there: its blocks are.
+///
+/// ```
+/// use pagemill::{Allocator, Device, DmaPool, Gfp, Identity};
+/// let device = Device::new(&Allocator::builder().pages(64).build()?, Identity)?;
+/// let pool = DmaPool::create("prp", &device, 256, 256, 0)?;
+/// let weak = pool.downgrade();
+/// let block = pool.alloc(Gfp::KERNEL)?;
+/// assert_eq!(weak.stats().unwrap().in_use, 1);
+/// drop(block);
+/// pool.destroy().unwrap();
+/// assert!(weak.stats().is_none());
+/// # Ok::<(), pagemill::DeviceError>(())
+/// ```
+///
+/// Reading its statistics does not delay the end of the pool's pages: when [`DmaPool::destroy`] has returned, they are back.
+#[derive(Clone)]
+pub struct WeakDmaPool(Weak<Pool>, u16);
+
+impl WeakDmaPool {
+    /// Returns the pool's statistics, unless the pool is gone. In a forked child, a pool of its parent shows no blocks.
+    pub fn stats(&self) -> Option<DmaPoolStats> {
+        numbers::with(self.1, || Some(self.0.upgrade()?.stats()))
+    }
+    /// Whether the pool is gone.
+    pub fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+impl fmt::Debug for WeakDmaPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stats().fmt(f)
+    }
+}
 
 impl Drop for DmaPool {
     fn drop(&mut self) {
@@ -500,10 +548,12 @@ impl numbers::TakesBack for Pool {
     }
 }
 
-/// The line in the device's list of pools.
-impl fmt::Display for Pool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.stats().fmt(f)
+impl PoolLine for WeakDmaPool {
+    fn line(&self) -> Option<String> {
+        self.stats().map(|stats| stats.to_string())
+    }
+    fn is_gone(&self) -> bool {
+        self.is_gone()
     }
 }
 
@@ -586,7 +636,7 @@ impl Pool {
     }
 
     #[cold]
-    fn zero(&self, word: u64) {
+    fn zero_block(&self, word: u64) {
         // SAFETY: the block is in this call's hand, so nothing else uses it.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(addr_of_word(word)).write_bytes(0, self.shape.size) };
     }
@@ -611,10 +661,11 @@ impl Pool {
     }
 
     fn first_addr(&self) -> usize {
-        self.lock().units.first().map_or(0, Block::addr)
+        let shared = self.lock();
+        shared.units.first().map(Block::addr).or(shared.runs.first().map(Run::addr)).unwrap_or(0)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, FreeBlocks> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -638,8 +689,10 @@ impl Pool {
             opened += usize::from(list.policy().limit != 0);
         }
         let shared = self.lock();
-        let pages = shared.units.iter().map(|unit| unit.order().frames() as usize).sum();
-        let of_units = shared.units.len() * (size_of::<tables::Unit>() + size_of::<Block>());
+        let of_blocks: usize = shared.units.iter().map(|unit| unit.order().frames() as usize).sum();
+        let pages = of_blocks + shared.runs.iter().map(Run::len).sum::<usize>();
+        let of_units =
+            shared.unit_count() * size_of::<tables::Unit>() + size_of_val(&*shared.units) + size_of_val(&*shared.runs);
         // 128 bytes: two cache lines, for a list's head and for what its sections may write beyond its end.
         let of_lists = opened * (128 + 4 * self.limit);
         let of_states = if self.is_looking() { shared.blocks } else { 0 };

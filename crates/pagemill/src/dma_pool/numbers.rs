@@ -5,9 +5,10 @@
 //!
 //! # Locks
 //! Each number has a lock. A drop of a block holds it for reading, and the drop of a pool for writing, so no call is
-//! inside a pool that is freed (D5). It comes before the stack's lock.
+//! inside a pool that is freed (D5). It comes before the stack's lock. Code that reads a pool's statistics through a weak
+//! reference holds it for reading too: the pool's last reference is then never the reader's.
 use crate::device::DeviceError;
-use crate::process::AtomicStamp;
+use crate::process::{AtomicStamp, no_fork};
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};
@@ -110,6 +111,19 @@ pub(super) fn take_back(number: u16, word: u64) {
     if let Some(pool) = &*entry.pool.read().unwrap_or_else(PoisonError::into_inner) {
         pool.take_back(word);
     }
+}
+
+/// Reads something of the pool that had this number, which may be gone; then the answer is none. While `read` runs, the
+/// number's entry has the pool, so a reference that `read` makes and drops is not the last one. If another pool has the
+/// number by now, `read` finds its own pool gone.
+pub(super) fn with<R>(number: u16, read: impl FnOnce() -> Option<R>) -> Option<R> {
+    let _held = no_fork(); // The number may be free already, and a child that takes it must find the lock free.
+    let entry = entry(number)?;
+    if entry.stamp.is_inherited() {
+        return read(); // Who held the lock is not here, and no pool of the parent is freed here.
+    }
+    let pool = entry.pool.read().unwrap_or_else(PoisonError::into_inner);
+    pool.as_ref().and_then(|_| read())
 }
 
 #[cfg(test)]

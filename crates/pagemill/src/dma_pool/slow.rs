@@ -3,11 +3,13 @@
 use super::block::{FAR, addr_of_word};
 use super::shape::Shape;
 use super::tables::{FULL, OF_HANDLE, SAFE};
-use super::{DmaBlock, LIST, LIST_MAX, POISON_FREE, POISON_OUT, Pool, Shared};
+use super::{DmaBlock, FreeBlocks, LIST, LIST_MAX, POISON_FREE, POISON_OUT, Pool};
 use crate::device::{DeviceError, refuse_inherited};
-use crate::handle::Block;
+use crate::error::Error;
+use crate::handle::{Block, Page};
 use crate::misuse::misuse;
-use pagemill_core::{CpuId, Gfp, ListPolicy, Misuse, MisuseKind, PAGE_SIZE};
+use crate::run::Run;
+use pagemill_core::{CpuId, Gfp, ListPolicy, Misuse, MisuseKind, Order, PAGE_SIZE};
 use pagemill_os::{Batch, Load};
 
 impl Pool {
@@ -79,7 +81,7 @@ impl Pool {
             }
             *word = self.word(number);
             if gfp.contains(Gfp::ZERO) {
-                self.zero(*word);
+                self.zero_block(*word);
             }
         }
         Ok(missing)
@@ -221,34 +223,41 @@ impl Pool {
 
     /// Adds a unit (C6.2). Its blocks go on the stack, the first one on top.
     fn grow(&self, gfp: Gfp) -> Result<(), DeviceError> {
-        let pages = self.unit(gfp)?;
-        let (addr, order) = (pages.addr(), pages.order());
+        let unit = self.unit(gfp)?;
+        let (addr, pages) = match &unit {
+            Pages::Block(block) => (block.addr(), block.order().frames() as usize),
+            Pages::Run(run) => (run.addr(), run.len()),
+        };
+        let bytes = pages * PAGE_SIZE;
         let device_addr = self.device.address_of(addr)?;
-        let align = self.shape.unit_align(order);
+        let align = self.shape.unit_align(pages);
         if !device_addr.get().is_multiple_of(align as u64) {
             return Err(DeviceError::Unaligned { addr: device_addr, align });
         }
-        for at in (PAGE_SIZE..order.bytes()).step_by(PAGE_SIZE) {
+        for at in (PAGE_SIZE..bytes).step_by(PAGE_SIZE) {
             if self.device.address_of(addr + at)? != device_addr.within(at) {
                 return Err(DeviceError::Scattered { size: self.shape.size });
             }
         }
         if self.is_poisoned {
             // SAFETY: this call just allocated the pages, and owns them.
-            unsafe { core::ptr::with_exposed_provenance_mut::<u8>(addr).write_bytes(POISON_FREE, order.bytes()) };
+            unsafe { core::ptr::with_exposed_provenance_mut::<u8>(addr).write_bytes(POISON_FREE, bytes) };
         }
-        let blocks = self.shape.blocks(order);
+        let blocks = self.shape.blocks(pages);
         let mut shared = self.lock();
-        let unit = shared.units.len();
-        if unit == self.tables.units_max() {
+        let number_of_unit = shared.unit_count();
+        if number_of_unit == self.tables.units_max() {
             return Err(DeviceError::Full { blocks: shared.blocks });
         }
-        self.tables.enter(unit, addr, order, device_addr);
-        shared.units.push(pages);
+        self.tables.enter(number_of_unit, addr, pages, device_addr);
+        match unit {
+            Pages::Block(block) => shared.units.push(block),
+            Pages::Run(run) => shared.runs.push(run),
+        }
         shared.blocks += blocks;
         let number = |place: usize| {
             let near = self.words.near(self.words.at(addr + self.shape.offset_of(place)));
-            near.unwrap_or(FAR | (unit << self.shape.shift | place) as u32)
+            near.unwrap_or(FAR | (number_of_unit << self.shape.shift | place) as u32)
         };
         let free = shared.free;
         let places = shared.stack[free..free + blocks].iter_mut();
@@ -258,16 +267,29 @@ impl Pool {
         Ok(())
     }
 
-    /// Allocates the pages of a unit: of the usual order if they are free, else of the least order.
-    fn unit(&self, gfp: Gfp) -> Result<Block, DeviceError> {
+    /// Allocates the pages of a unit: as many as usual if they are free, else the least number.
+    fn unit(&self, gfp: Gfp) -> Result<Pages, DeviceError> {
         let allocator = self.device.allocator();
-        let Shape { order, order_least, .. } = self.shape;
-        if order > order_least
-            && let Ok(pages) = allocator.alloc_pages(Gfp::NOWAIT, order)
+        gfp.check().map_err(Error::from)?;
+        let gfp = gfp.without(Gfp::ZERO); // A block is zeroed when it is handed out.
+        let Shape { pages, pages_least, .. } = self.shape;
+        let take = |gfp, pages: usize| {
+            if self.shape.is_of_runs() {
+                let run = allocator.alloc_contig(gfp, pages)?;
+                if self.device.is_one_piece(run.addr(), run.bytes()) {
+                    return Ok(Pages::Run(run));
+                }
+                // It goes back. A block that is aligned to its size lies in one piece.
+            }
+            let order = Order::new(pages.next_power_of_two().ilog2() as u8)?;
+            allocator.alloc_pages(gfp, order).map(Pages::Block)
+        };
+        if pages > pages_least
+            && let Ok(unit) = take(gfp.nowait(), pages)
         {
-            return Ok(pages);
+            return Ok(unit);
         }
-        Ok(allocator.alloc_pages(gfp, order_least)?)
+        Ok(take(gfp, pages_least)?)
     }
 
     /// This CPU's list does not accept a batch: makes room on the list, or puts the batch on the stack. False in a
@@ -306,7 +328,17 @@ impl Pool {
     }
 }
 
-impl Shared {
+/// The pages of a unit.
+enum Pages {
+    Block(Block),
+    Run(Run<Page>),
+}
+
+impl FreeBlocks {
+    pub(super) fn unit_count(&self) -> usize {
+        self.units.len() + self.runs.len()
+    }
+
     fn push(&mut self, numbers: &[u32]) {
         let end = self.free + numbers.len();
         self.stack[self.free..end].copy_from_slice(numbers);
@@ -348,7 +380,35 @@ impl Drop for Hand<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::shape::Shape;
-    use crate::{Allocator, Backend, Device, DeviceError, DmaBlock, DmaPool, Gfp, Identity};
+    use crate::{
+        Allocator, Backend, Device, DeviceAddr, DeviceError, DeviceMap, DmaBlock, DmaPool, Gfp, Identity, Mapped,
+    };
+    use core::ops::Range;
+
+    /// A device that has memory in pieces of 64 KiB, as io_uring has arenas in buffers of 1 GiB.
+    struct Pieces;
+
+    impl DeviceMap for Pieces {
+        unsafe fn map(&self, memory: Range<usize>) -> Result<Mapped, DeviceError> {
+            Ok(Mapped::Linear(DeviceAddr::new(memory.start as u64)))
+        }
+        fn unmap(&self, _: Range<usize>, _: &Mapped) {}
+        fn is_one_piece(&self, first: DeviceAddr, last: DeviceAddr) -> bool {
+            first.get() >> 16 == last.get() >> 16
+        }
+    }
+
+    #[test]
+    fn a_block_of_an_odd_number_of_pages_lies_in_one_piece_of_the_device() {
+        let allocator = Allocator::builder().pages(64).build().unwrap();
+        let pool = DmaPool::create("pieces", &Device::new(&allocator, Pieces).unwrap(), 3 * 4096, 0, 0).unwrap();
+        let blocks: Vec<DmaBlock> = std::iter::from_fn(|| pool.alloc(Gfp::KERNEL).ok()).collect();
+        assert!(blocks.len() >= 12, "{}", blocks.len());
+        for block in &blocks {
+            let addr = pool.device_addr(block).get();
+            assert_eq!(addr >> 16, (addr + 3 * 4096 - 1) >> 16, "{addr:#x}");
+        }
+    }
 
     /// D2: two frees of a block at once leave its number in two places. A request that finds the number while the block
     /// is out as a pointer discards it.

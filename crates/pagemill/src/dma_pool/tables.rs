@@ -8,8 +8,8 @@ use crate::build_error::BuildError;
 use crate::device::{DeviceAddr, DeviceError};
 use crate::registry;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize};
-use pagemill_core::{MisuseKind, Order, PAGE_SIZE};
+use core::sync::atomic::{AtomicU8, AtomicU64};
+use pagemill_core::{MisuseKind, PAGE_SHIFT, PAGE_SIZE};
 use pagemill_os::Mapping;
 
 /// Whether the full state of every block is kept. If not, only blocks that are out as pointers are marked.
@@ -29,17 +29,26 @@ pub(super) const OF_HANDLE: u8 = if FULL { OWNED } else { SAFE };
 /// before.
 #[derive(Debug)]
 pub(super) struct Unit {
-    /// Its address, with its order in the low bits.
-    addr: AtomicUsize,
+    /// Its address and its number of pages: see [`word_of`].
+    word: AtomicU64,
     device_addr: AtomicU64,
 }
 
+/// The bits of a word below the 36 of a page's number.
+const COUNT_BITS: u32 = 28;
+
+/// The address, a multiple of the page size below 2^48, and the number of pages, at most 2^18, in one word.
+fn word_of(addr: usize, pages: usize) -> u64 {
+    (addr as u64) >> PAGE_SHIFT << COUNT_BITS | pages as u64
+}
+
 impl Unit {
+    /// Its address and its number of pages.
     #[inline]
-    fn load(&self) -> (usize, Order) {
+    fn load(&self) -> (usize, usize) {
         // Acquire pairs with the Release in `enter`: the unit's other fields are written.
-        let word = self.addr.load(Acquire);
-        (word & !(PAGE_SIZE - 1), Order::new((word & (PAGE_SIZE - 1)) as u8).unwrap_or(Order::MAX))
+        let word = self.word.load(Acquire);
+        ((word >> COUNT_BITS << PAGE_SHIFT) as usize, (word & ((1 << COUNT_BITS) - 1)) as usize)
     }
 }
 
@@ -87,32 +96,32 @@ impl Tables {
     ///
     /// # Panics
     /// If there is no room for it.
-    pub(super) fn enter(&self, number: usize, addr: usize, order: Order, device_addr: DeviceAddr) {
+    pub(super) fn enter(&self, number: usize, addr: usize, pages: usize, device_addr: DeviceAddr) {
         let unit = &self.units[number];
         unit.device_addr.store(device_addr.get(), Relaxed);
         // Release pairs with the Acquire in `load`: the device's address is written.
-        unit.addr.store(addr | usize::from(order.get()), Release);
+        unit.word.store(word_of(addr, pages), Release);
         if let Some((zone, pfn)) = registry::by_address(addr) {
-            pfn.run(order.frames()).for_each(|pfn| zone.link(pfn).store(number as u32, Relaxed));
+            pfn.run(pages as u32).for_each(|pfn| zone.link(pfn).store(number as u32, Relaxed));
         }
     }
 
-    /// The unit that contains this address: its number, its entry, its start and its order.
+    /// The unit that contains this address: its number, its entry, its start and its pages.
     #[inline]
-    fn unit_at(&self, addr: usize) -> Option<(u32, &Unit, usize, Order)> {
+    fn unit_at(&self, addr: usize) -> Option<(u32, &Unit, usize, usize)> {
         let (zone, pfn) = registry::by_address(addr)?;
         // The link of a page that is not this pool's may have any value: then the unit does not contain the address.
         let number = zone.link(pfn).load(Relaxed);
         let unit = self.units.get(number as usize)?;
-        let (start, order) = unit.load();
-        (start != 0 && addr.wrapping_sub(start) < order.bytes()).then_some((number, unit, start, order))
+        let (start, pages) = unit.load();
+        (addr.wrapping_sub(start) < pages * PAGE_SIZE).then_some((number, unit, start, pages))
     }
 
     /// The place of the block at this address.
     #[inline]
     pub(super) fn place_at(&self, shape: &Shape, addr: usize) -> Result<u32, MisuseKind> {
-        let (number, _, start, order) = self.unit_at(addr).ok_or(MisuseKind::Foreign)?;
-        match shape.place_of(addr - start, order) {
+        let (number, _, start, pages) = self.unit_at(addr).ok_or(MisuseKind::Foreign)?;
+        match shape.place_of(addr - start, pages) {
             Some(place) => Ok(number << shape.shift | place as u32),
             None => Err(MisuseKind::Inside),
         }

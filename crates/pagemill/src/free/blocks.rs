@@ -6,6 +6,7 @@ use crate::registry;
 use crate::zone::{Zone, finish_with};
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Giving, Misuse, Order, Pfn};
+use pagemill_os::lists::BulkCall;
 
 /// Blocks of one zone and order on their way back.
 pub(crate) struct Blocks<const RAW: bool> {
@@ -26,11 +27,14 @@ impl<const RAW: bool> Blocks<RAW> {
         Some(Self { zone, order, blocks: 0, giving: Giving::to(zone.buddy()).of_order(order) })
     }
 
-    /// Completes the call. These may be the zone's last frames: afterwards nothing of the zone is touched. Returns the
+    /// Counts the call and completes it. These may be the zone's last frames: afterwards nothing of the zone is touched. Returns the
     /// number of blocks freed. Blocks that another thread freed at the same moment do not count; for them `misused` is
     /// set.
     pub(crate) fn end(&mut self, misused: &mut Option<Misuse>) -> usize {
         let mut freed = self.blocks;
+        if freed > 1 {
+            self.zone.lists().count_bulk(BulkCall::Free, freed);
+        }
         if freed > 0 {
             let zone = self.zone;
             let found = finish_with(zone, &mut self.giving, |given| {

@@ -43,7 +43,7 @@ impl<const RAW: bool> Large<RAW> {
     fn give_run(&mut self, first: Pfn, n: usize) -> bool {
         let is_out = self.is_of_this_kind(first)
             && self.is_of_this_kind(first.offset(n as u32 - 1))
-            && self.zone.run_comes_back::<RAW>(first, n);
+            && self.zone.mark_run_free::<RAW>(first, n);
         if is_out {
             self.giving.give_run(first, n);
             self.pages += n;
@@ -60,7 +60,7 @@ impl<const RAW: bool> Large<RAW> {
     fn take_back(&self, word: usize) -> Option<Pfn> {
         let is_here = word.is_multiple_of(PAGE_SIZE) && self.zone.contains(word);
         let pfn = self.zone.pfn_of(word);
-        (is_here && self.is_of_this_kind(pfn) && self.zone.comes_back::<RAW>(pfn)).then_some(pfn)
+        (is_here && self.is_of_this_kind(pfn) && self.zone.mark_page_free::<RAW>(pfn)).then_some(pfn)
     }
 
     /// Gives the frames in the slots to the zone. Their numbers are between `low` and `high`, and they are marked as
@@ -102,7 +102,7 @@ impl<const RAW: bool> FreeBatch for Large<RAW> {
 
     #[inline]
     fn give(&mut self, pfn: Pfn) -> bool {
-        let is_out = self.is_of_this_kind(pfn) && self.zone.comes_back::<RAW>(pfn);
+        let is_out = self.is_of_this_kind(pfn) && self.zone.mark_page_free::<RAW>(pfn);
         if is_out {
             self.giving.give(pfn);
             self.pages += 1;

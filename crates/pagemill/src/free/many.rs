@@ -20,7 +20,7 @@ pub(crate) trait Source {
     /// Gives the next blocks to a collector, up to the first block that it does not take.
     fn give(&mut self, to: &mut impl FreeBatch);
     /// Passes the next block to `free`, which returns whether it freed it.
-    fn free_next(&mut self, free: &mut dyn FnMut(usize, Order) -> bool);
+    fn free_next(&mut self, free: impl FnOnce(usize, Order) -> bool);
 }
 
 /// Frees all blocks of a source. `misused` gets the first refusal. Returns the number of blocks freed.
@@ -28,11 +28,11 @@ pub(crate) trait Source {
 pub(crate) fn free_all<const RAW: bool>(source: &mut impl Source, misused: &mut Option<Misuse>) -> usize {
     let mut freed = 0;
     // How many pages the last collector took. Where kinds alternate, the tables of a large collector cost more than
-    // they save.
+    // they save. For one page or block no collector is worth its tables.
     let mut last = usize::MAX;
     while let Some((addr, order)) = source.next() {
         let before = source.left();
-        if order > Order::ZERO {
+        if before > 1 && order > Order::ZERO {
             freed += through_blocks::<RAW>(source, addr, order, misused);
         } else if before > 1 {
             let is_large = before > ListPolicy::LARGE && last >= Batch::CAPACITY;
@@ -45,7 +45,7 @@ pub(crate) fn free_all<const RAW: bool>(source: &mut impl Source, misused: &mut 
             freed += pages.unwrap_or(0);
         }
         if source.left() == before {
-            source.free_next(&mut |addr, order| match free_one::<RAW>(addr, order) {
+            source.free_next(|addr, order| match free_one::<RAW>(addr, order) {
                 Ok(()) => {
                     freed += 1;
                     true
@@ -132,7 +132,7 @@ impl Source for Slots<'_> {
         self.at = to.take_slots(self.words, self.at, self.order);
     }
 
-    fn free_next(&mut self, free: &mut dyn FnMut(usize, Order) -> bool) {
+    fn free_next(&mut self, free: impl FnOnce(usize, Order) -> bool) {
         let (addr, order) = block_of(self.words[self.at], self.order);
         if free(addr, order) {
             self.words[self.at] = 0;
@@ -164,7 +164,7 @@ impl Source for Neighbours {
         self.addr = to.take_run(self.addr, self.end, self.order);
     }
 
-    fn free_next(&mut self, free: &mut dyn FnMut(usize, Order) -> bool) {
+    fn free_next(&mut self, free: impl FnOnce(usize, Order) -> bool) {
         free(self.addr, self.order);
         self.addr += self.order.bytes();
     }

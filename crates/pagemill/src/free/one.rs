@@ -21,7 +21,7 @@ pub(super) fn free_one<const RAW: bool>(addr: usize, order: Order) -> Result<(),
 pub(super) fn free_fast<const RAW: bool>(addr: usize) -> bool {
     step!("free_fast");
     let Some((zone, pfn)) = registry::recent(addr) else { return free_other::<RAW>(addr) };
-    if !zone.comes_back::<RAW>(pfn) {
+    if !zone.mark_page_free::<RAW>(pfn) {
         return false;
     }
     zone.put_back(pfn);
@@ -33,7 +33,7 @@ pub(super) fn free_fast<const RAW: bool>(addr: usize) -> bool {
 #[inline(never)]
 fn free_other<const RAW: bool>(addr: usize) -> bool {
     let Some((zone, pfn)) = registry::by_address(addr) else { return false };
-    let is_out = zone.comes_back::<RAW>(pfn);
+    let is_out = zone.mark_page_free::<RAW>(pfn);
     if is_out {
         zone.put_back(pfn);
     }

@@ -31,7 +31,7 @@ impl<const RAW: bool> Segment<RAW> {
     #[inline(always)]
     fn keep_sound(&mut self, n: usize) -> usize {
         let before = self.batch.len() - n;
-        let sound = self.zone.frames_come_back::<RAW>(&self.batch.as_pfns()[before..]);
+        let sound = self.zone.mark_frames_free::<RAW>(&self.batch.as_pfns()[before..]);
         self.batch.truncate(before + sound);
         sound
     }
@@ -78,7 +78,7 @@ impl<const RAW: bool> FreeBatch for Segment<RAW> {
     #[inline]
     fn give(&mut self, pfn: Pfn) -> bool {
         let is_ours = self.is_of_one_kind || self.zone.buddy().mobility_of(pfn) == self.mobility;
-        if !is_ours || !self.zone.comes_back::<RAW>(pfn) {
+        if !is_ours || !self.zone.mark_page_free::<RAW>(pfn) {
             return false;
         }
         if self.batch.room() == 0 {

@@ -40,18 +40,22 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pagemill_core::{Exhausted, Gfp, Order, Why};
 use std::sync::PoisonError;
 
+mod awaited;
+mod pooled;
 mod source;
 mod stats;
 
+pub use pooled::{PoolRef, Pooled};
 pub use source::{PageSource, Pair, Source};
 pub use stats::MempoolStats;
 
 /// A pool of elements with a reserve of `min_nr` of them. A request for up to `min_nr` elements that may wait always
 /// succeeds, as long as other owners free their elements.
 ///
-/// Elements are plain values, such as [`Page`]s. They return through [`free`](Self::free) and
-/// [`free_bulk`](Self::free_bulk). An element that is dropped instead goes to its allocator, past the reserve, and
-/// counts as handed out for ever.
+/// An element is a [`Pooled`] handle, which goes back to the pool when it is dropped; [`free_bulk`](Self::free_bulk)
+/// returns many in one section. The raw forms ([`alloc_raw`](Self::alloc_raw) and others) deliver plain values, such as
+/// [`Page`]s, which return through [`free_raw`](Self::free_raw) and [`free_bulk_raw`](Self::free_bulk_raw). A plain
+/// value that is dropped instead goes to its allocator, past the reserve, and counts as handed out for ever.
 ///
 /// Code that holds elements of a pool must not wait for more of the same pool. If an operation is split into several
 /// requests, each part must be freed by itself (C5.3).
@@ -69,8 +73,8 @@ pub use stats::MempoolStats;
 ///
 /// let mut pages = [const { None }; 64];
 /// pool.alloc_bulk_array(Bulk::exact(64).gfp(Gfp::NOIO), &mut pages)?;
-/// assert_eq!(pool.free_bulk(&mut pages), 64);
-/// pool.close().unwrap();
+/// assert_eq!(pool.free_bulk(&mut pages), 64); // Dropping them returns them too, one by one.
+/// assert_eq!(pool.stats().reserve, 64);
 /// # drop(everything_else);
 /// # Ok::<(), pagemill::Error>(())
 /// ```
@@ -110,6 +114,11 @@ impl<T> core::fmt::Debug for Reserve<T> {
         write!(f, "{} elements, {} claimed", self.elements.len(), self.claimed)
     }
 }
+
+/// A pool of pages.
+pub type PagePool = Mempool<PageSource<Page>>;
+/// A pool of blocks of one order.
+pub type BlockPool = Mempool<PageSource<Block>>;
 
 /// The locked reserve. No fork begins while it is locked.
 struct Held<'p, T> {
@@ -162,7 +171,7 @@ impl Mempool<PageSource<Block>> {
     /// let pool = Mempool::blocks(&Allocator::builder().pages(64).build()?, Order::new(2)?, 4)?;
     /// let block = pool.alloc(Gfp::NOIO | Gfp::ZERO)?;
     /// assert_eq!(block.len(), 16384);
-    /// pool.free(block);
+    /// drop(block); // It goes back to the pool.
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn blocks(allocator: &Allocator, order: Order, min_nr: usize) -> Result<Self, Error> {
@@ -179,7 +188,7 @@ impl<T: Send, A: Fn(Gfp) -> Option<T>, F: Fn(T)> Mempool<Pair<A, F>> {
     /// ```
     /// use pagemill::{Gfp, Mempool};
     /// let pool = Mempool::from_fns(|_gfp| Some(String::new()), drop, 2)?;
-    /// pool.free(pool.alloc(Gfp::NOWAIT)?);
+    /// assert_eq!(*pool.alloc(Gfp::NOWAIT)?, ""); // Then it goes back to the pool.
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn from_fns(alloc: A, free: F, min_nr: usize) -> Result<Self, Error> {
@@ -213,60 +222,59 @@ impl<S: Source> Mempool<S> {
         Ok(pool)
     }
 
-    /// Allocates one element.
+    /// Allocates one element as a plain value, which the caller must return by [`free_raw`](Self::free_raw).
     ///
     /// # Errors
     /// [`Error::Exhausted`] if `gfp` does not wait, and neither the source nor the reserve has an element.
     #[inline]
-    pub fn alloc(&self, gfp: Gfp) -> Result<S::Item, Error> {
+    pub fn alloc_raw(&self, gfp: Gfp) -> Result<S::Item, Error> {
         let mut slot = [None];
-        self.alloc_bulk_array(Bulk::exact(1).gfp(gfp), &mut slot)?;
+        self.alloc_bulk_array_raw(Bulk::exact(1).gfp(gfp), &mut slot)?;
         let [Some(item)] = slot else { unreachable!("a request that succeeded left its slot empty") };
         Ok(item)
     }
 
-    /// Fills all empty slots among the first n of `slots`, where n is the request's count. The request waits for as
-    /// long as its flags, timeout and [`Cancel`](crate::Cancel) allow (C5.2).
+    /// As [`alloc_bulk_array`](Self::alloc_bulk_array), with plain values, which the caller must return by
+    /// [`free_bulk_raw`](Self::free_bulk_raw).
     ///
     /// # Errors
     /// [`Error::Exhausted`] if the request may not wait, or not any longer. Elements that were delivered until then
     /// stay in their slots. [`Error::Invalid`] if n is above `min_nr`.
     ///
-    /// A pool promises all or nothing, so only an exact request compiles:
+    /// Return them by `free_bulk_raw` before the array is dropped: a plain element that is dropped never comes back.
+    ///
+    /// A pool promises all that was asked for, so only an exact request compiles:
     /// ```compile_fail,E0308
     /// # use pagemill::{Allocator, Bulk, Mempool, Page};
     /// # fn ask(pool: &Mempool<pagemill::PageSource<Page>>, slots: &mut [Option<Page>]) {
-    /// pool.alloc_bulk_array(Bulk::up_to(2), slots);
+    /// pool.alloc_bulk_array_raw(Bulk::up_to(2), slots);
     /// # }
     /// ```
     #[inline]
-    pub fn alloc_bulk_array(
+    pub fn alloc_bulk_array_raw(
         &self,
         request: Bulk<'_, Exact, S::Item>,
         slots: &mut [Option<S::Item>],
     ) -> Result<(), Error> {
-        let (request, n) = (request.request, request.request.most);
-        let len = slots.len();
+        let (n, len) = (request.request.most, slots.len());
         let slots = slots.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots: len, count: n })?;
-        self.get(request, Array::new(slots))
+        self.get(request.request, Array::new(slots))
     }
 
-    /// Passes n elements to `each`, where n is the request's count. Otherwise as
-    /// [`alloc_bulk_array`](Self::alloc_bulk_array). Elements that `each` received belong to it, even if the call
-    /// fails.
+    /// As [`alloc_bulk_callback`](Self::alloc_bulk_callback), with plain values.
     ///
     /// # Errors
-    /// As for [`alloc_bulk_array`](Self::alloc_bulk_array).
+    /// As for [`alloc_bulk_array_raw`](Self::alloc_bulk_array_raw).
     ///
     /// ```
     /// use pagemill::{Allocator, Bulk, Gfp, Mempool};
     /// let pool = Mempool::pages(&Allocator::builder().pages(64).build()?, 16)?;
     /// let mut pages = Vec::new();
-    /// pool.alloc_bulk_callback(Bulk::exact(16).gfp(Gfp::NOIO), |page| pages.push(Some(page)))?;
-    /// assert_eq!(pool.free_bulk(&mut pages), 16);
+    /// pool.alloc_bulk_callback_raw(Bulk::exact(16).gfp(Gfp::NOIO), |page| pages.push(Some(page)))?;
+    /// assert_eq!(pool.free_bulk_raw(&mut pages), 16);
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    pub fn alloc_bulk_callback(
+    pub fn alloc_bulk_callback_raw(
         &self,
         request: Bulk<'_, Exact, S::Item>,
         each: impl FnMut(S::Item),
@@ -274,20 +282,20 @@ impl<S: Source> Mempool<S> {
         self.get(request.request, Callback::new(request.request.most, each))
     }
 
-    /// Returns an element: to the reserve if it is not full, else to the source.
+    /// Returns a plain element: to the reserve if it is not full, else to the source.
     #[inline]
-    pub fn free(&self, item: S::Item) {
-        self.free_bulk(&mut [Some(item)]);
+    pub fn free_raw(&self, item: S::Item) {
+        self.free_bulk_raw(&mut [Some(item)]);
     }
 
-    /// Returns the elements in the slots and empties the slots. The reserve is refilled first, in one section (C5.5).
+    /// Returns the plain elements in the slots and empties the slots. The reserve is refilled first, in one section (C5.5).
     /// Returns the number of elements.
     ///
     /// Only elements that this pool handed out may be returned. A foreign one is detected where that costs nothing:
     /// when more elements are returned than are out, or when the element would go into the reserve. It is counted as
     /// [misuse](MempoolStats::misused).
     #[inline]
-    pub fn free_bulk(&self, slots: &mut [Option<S::Item>]) -> usize {
+    pub fn free_bulk_raw(&self, slots: &mut [Option<S::Item>]) -> usize {
         let count = slots.iter().filter(|slot| slot.is_some()).count();
         let foreign = if self.lacks.load(Relaxed) > 0 { self.refill(slots) } else { 0 };
         let out = self.out.fetch_sub(count - foreign, Relaxed);
@@ -452,6 +460,7 @@ impl<S: Source> Mempool<S> {
     /// The way of every request.
     #[inline]
     fn get(&self, request: Request<'_>, mut want: impl Want<S>) -> Result<(), Error> {
+        request.gfp.check()?;
         if request.most > self.min_nr.load(Relaxed) {
             return Err(self.refusal(&request));
         }
@@ -467,13 +476,14 @@ impl<S: Source> Mempool<S> {
     #[cold]
     #[inline(never)]
     fn get_slow(&self, request: Request<'_>, mut want: impl Want<S>) -> Result<(), Error> {
+        let patience = Patience { deadline: request.timeout.map(from_now), cancel: request.cancel };
         let at_once = request.at_once(request.gfp.nowait());
         // A request in a shrinker may wait, since freed elements need no memory, but it may not reclaim.
         let with_reclaim = (!reclaim::is_reclaiming()).then(|| request.at_once(request.gfp.noretry()));
         let is_served = self.take_whole(&mut want, request.gfp, false)
             || (request.gfp.may_wait() && self.ask_and_take(&mut want, with_reclaim, request.gfp, false)?)
             || (request.gfp.may_wait()
-                && self.wait(&request, || {
+                && self.wait(&request, &patience, || {
                     Ok(self.ask_and_take(&mut want, Some(at_once), request.gfp, true)?
                         || self.ask_and_take(&mut want, with_reclaim, request.gfp, true)?)
                 })?);
@@ -529,20 +539,27 @@ impl<S: Source> Mempool<S> {
         want.missing() == 0
     }
 
-    /// Waits in line until `attempt` returns true. False if the request's patience ended first.
-    fn wait(&self, request: &Request<'_>, mut attempt: impl FnMut() -> Result<bool, Error>) -> Result<bool, Error> {
-        {
-            let mut reserve = self.lock();
-            let min_nr = self.min_nr.load(Relaxed);
-            if request.most > min_nr {
-                return Err(InvalidRequest::AboveReserve { count: request.most, min_nr }.into()); // The reserve shrank meanwhile.
-            }
-            reserve.needs.push(request.most);
+    /// Notes a request that is about to wait.
+    fn need(&self, request: &Request<'_>) -> Result<Need<'_, S>, Error> {
+        let mut reserve = self.lock();
+        if request.most > self.min_nr.load(Relaxed) {
+            return Err(self.refusal(request)); // The reserve shrank meanwhile.
         }
-        let _need = Need { pool: self, count: request.most, stamp: Stamp::here() };
-        let patience = Patience { deadline: request.timeout.map(from_now), cancel: request.cancel };
+        reserve.needs.push(request.most);
+        drop(reserve);
+        Ok(Need { pool: self, count: request.most, stamp: Stamp::here() })
+    }
+
+    /// Waits in line until `attempt` returns true. False if the request's patience ended first.
+    fn wait(
+        &self,
+        request: &Request<'_>,
+        patience: &Patience<'_>,
+        mut attempt: impl FnMut() -> Result<bool, Error>,
+    ) -> Result<bool, Error> {
+        let _need = self.need(request)?;
         let served =
-            self.waits.wait((), &patience, None, |_| attempt().map(|is_served| is_served.then_some(true)).transpose());
+            self.waits.wait((), patience, None, |_| attempt().map(|is_served| is_served.then_some(true)).transpose());
         served.unwrap_or(Ok(false))
     }
 }
@@ -564,11 +581,18 @@ struct Need<'p, S: Source> {
     stamp: Stamp,
 }
 
+impl<S: Source> Need<'_, S> {
+    /// Whether it was noted before this process was forked: the child has forgotten it.
+    fn is_inherited(&self) -> bool {
+        self.stamp.is_inherited()
+    }
+}
+
 impl<S: Source> Drop for Need<'_, S> {
     fn drop(&mut self) {
         let needs = &mut self.pool.lock().needs;
         // If the source forked, this is the child, where the need is forgotten already.
-        let at = needs.iter().position(|&need| need == self.count && !self.stamp.is_inherited());
+        let at = needs.iter().position(|&need| need == self.count && !self.is_inherited());
         if let Some(at) = at {
             needs.swap_remove(at);
         }
@@ -588,13 +612,14 @@ impl<S: Source> Drop for Mempool<S> {
 /// ```
 /// # use pagemill::{Allocator, Gfp, Mempool};
 /// # let pool = Mempool::pages(&Allocator::builder().pages(8).build()?, 1)?;
-/// let page = pool.alloc(Gfp::NOIO)?;
+/// let page = pool.alloc_raw(Gfp::NOIO)?;
 /// let refused = pool.close().unwrap_err();
 /// assert_eq!(refused.to_string(), "the pool still has 1 element handed out; free them first");
-/// refused.pool.free(page);
+/// refused.pool.free_raw(page);
 /// refused.pool.close().unwrap();
 /// # Ok::<(), pagemill::Error>(())
 /// ```
+#[non_exhaustive]
 pub struct ElementsOut<S: Source> {
     /// The pool, unchanged.
     pub pool: Mempool<S>,
@@ -743,7 +768,7 @@ struct Claim<'p, S: Source> {
     hand: [Option<S::Item>; HANDFUL],
     /// The number of elements in `hand`.
     held: usize,
-    /// The fork generation that it was claimed in.
+    /// The process that it was claimed in.
     stamp: Stamp,
 }
 
@@ -767,20 +792,26 @@ impl<'p, S: Source> Claim<'p, S> {
         reserve
     }
 
+    #[inline]
     fn next(&mut self) -> Option<S::Item> {
         if self.held == 0 && self.left > 0 {
-            let mut reserve = self.lock();
-            let count = self.left.min(HANDFUL);
-            let kept = reserve.elements.len() - count;
-            for (slot, item) in self.hand.iter_mut().zip(reserve.elements.drain(kept..)) {
-                *slot = Some(item);
-            }
-            reserve.claimed -= count;
-            self.left -= count;
-            self.held = count;
+            self.take_handful();
         }
         self.held = self.held.checked_sub(1)?;
         self.hand[self.held].take()
+    }
+
+    #[inline(never)]
+    fn take_handful(&mut self) {
+        let mut reserve = self.lock();
+        let count = self.left.min(HANDFUL);
+        let kept = reserve.elements.len() - count;
+        for (slot, item) in self.hand.iter_mut().zip(reserve.elements.drain(kept..)) {
+            *slot = Some(item);
+        }
+        reserve.claimed -= count;
+        self.left -= count;
+        self.held = count;
     }
 }
 
@@ -800,6 +831,6 @@ impl<S: Source> Drop for Claim<'_, S> {
         };
         surplus.into_iter().for_each(|item| pool.source.free(item));
         pool.out.fetch_sub(self.left, Relaxed);
-        pool.free_bulk(&mut self.hand); // Wakes the first waiting request too.
+        pool.free_bulk_raw(&mut self.hand); // Wakes the first waiting request too.
     }
 }

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::handle::{Owned, free_pages_bulk};
 use crate::word::{addr_of_word, order_of_word};
 use core::marker::PhantomData;
-use pagemill_core::{Gfp, Order};
+use pagemill_core::{Gfp, Order, PageCount};
 
 /// Makes and ends the elements of a [`Mempool`](super::Mempool): the pair of functions for one element (the kernel's
 /// `mempool_alloc_t` and `mempool_free_t`), and their forms for many.
@@ -31,7 +31,7 @@ use pagemill_core::{Gfp, Order};
 /// }
 /// let pool = Mempool::new(Buffers, 4)?;
 /// let buffer = pool.alloc(pagemill::Gfp::NOIO)?;
-/// pool.free(buffer);
+/// drop(buffer); // It goes back to the pool.
 /// # Ok::<(), Error>(())
 /// ```
 pub trait Source {
@@ -95,6 +95,12 @@ pub trait Source {
         Order::ZERO
     }
 
+    /// How many pages it charges to a request's account for each element that it makes; 0 if it charges none. A pool takes
+    /// them off the account when an awaited request ends without its elements.
+    fn charged_pages(&self) -> PageCount {
+        PageCount::new(0)
+    }
+
     /// Whether this source may have made the element. A pool keeps no other element in its reserve.
     fn is_own(&self, _item: &Self::Item) -> bool {
         true
@@ -118,6 +124,7 @@ impl<T: Owned> PageSource<T> {
     }
 
     /// The pool's request, for up to `n` blocks: the pool has the rest.
+    #[inline]
     fn up_to<'a>(&self, n: usize, request: Bulk<'a, Exact, T>) -> Bulk<'a, UpTo, T> {
         Bulk::of(request.request.up_to_again(n, self.order))
     }
@@ -134,10 +141,12 @@ impl<T: Owned> Source for PageSource<T> {
     fn free(&self, item: T) {
         drop(item);
     }
+    #[inline]
     fn fill(&self, request: Bulk<'_, Exact, T>, slots: &mut [Option<T>]) -> Result<usize, Error> {
         let request = self.up_to(slots.len(), request);
         Ok(self.allocator.alloc_pages_bulk_array(request, slots)?.added)
     }
+    #[inline]
     fn deliver(&self, request: Bulk<'_, Exact, T>, count: usize, each: &mut dyn FnMut(T)) -> Result<usize, Error> {
         let request = self.up_to(count, request);
         Ok(self.allocator.alloc_pages_bulk_callback(request, each)?.blocks)
@@ -147,6 +156,9 @@ impl<T: Owned> Source for PageSource<T> {
     }
     fn order(&self) -> Order {
         self.order
+    }
+    fn charged_pages(&self) -> PageCount {
+        PageCount::new(self.order.frames() as usize)
     }
     fn is_own(&self, item: &T) -> bool {
         let word = item.word();

@@ -8,7 +8,7 @@
 /// let page = pool.alloc(Gfp::NOIO)?;
 /// let stats = pool.stats();
 /// assert_eq!((stats.min_nr, stats.reserve, stats.out, stats.from_reserve), (16, 16, 1, 0));
-/// # pool.free(page);
+/// # drop(page);
 /// # Ok::<(), pagemill::Error>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -80,9 +80,12 @@ macro_rules! stats {
             $($(#[doc = $doc] pub $field: u64,)*)*
             /// Requests that delivered less than they were asked for, by reason: see [`shortfalls`](Self::shortfalls).
             pub(super) shortfalls: [u64; Why::COUNT],
-            /// Bulk allocations by the pages they delivered: entry i counts those of 2^i to 2^(i+1) - 1.
+            /// Bulk allocations by the number of blocks that they delivered, where a page is a block of order 0: entry
+            /// i counts calls of 2^i to 2^(i+1) - 1 blocks. A call for one block is no bulk allocation.
             pub bulk_alloc: [u64; 32],
-            /// Bulk frees by the pages they freed, in the same way.
+            /// Bulk frees by the number of blocks, in the same way. A call counts once for each zone and each kind of
+            /// block in it, where pages of different mobility differ; blocks of 2 MiB and more are freed singly and do
+            /// not count.
             pub bulk_free: [u64; 32],
         }
 
@@ -135,7 +138,7 @@ fn add(sums: &mut [u64], more: impl IntoIterator<Item = u64>) {
 }
 
 impl Stats {
-    /// The number of bulk allocations of more than one page.
+    /// The number of bulk allocations of more than one page or block.
     pub fn bulk_calls(&self) -> u64 {
         self.bulk_alloc.iter().sum()
     }

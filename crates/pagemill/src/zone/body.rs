@@ -346,7 +346,7 @@ impl Zone {
     }
     /// The address that frame number 0 would have: a frame's address is this and its number times the page size.
     #[inline]
-    pub(crate) fn addr_of_zero(&self) -> usize {
+    pub(crate) fn addr_of_pfn_zero(&self) -> usize {
         self.zero
     }
     /// The number of the frame at an address of this zone.

@@ -52,9 +52,19 @@ impl Zone {
         }
     }
 
+    /// Whether the pageblock that is withheld is this request's and has so many free frames.
+    fn has_withheld(&self, gfp: Gfp, frames: usize) -> bool {
+        gfp.may_wait() && self.buddy.withheld_frames() as usize >= frames && IS_CLAIMANT.get()
+    }
+
     /// A block of the pageblock that is withheld for this request.
     pub(crate) fn take_withheld(&self, gfp: Gfp, order: Order, floor: u32) -> Option<Pfn> {
-        let is_for_this = gfp.may_wait() && self.buddy.withheld_frames() >= order.frames() && IS_CLAIMANT.get();
+        let is_for_this = self.has_withheld(gfp, order.frames() as usize);
         if is_for_this { self.buddy.take_withheld(order, gfp.mobility(), floor) } else { None }
+    }
+
+    /// A run of `n` frames of the pageblock that is withheld for this request.
+    pub(super) fn take_withheld_run(&self, gfp: Gfp, n: usize, floor: u32) -> Option<Pfn> {
+        if self.has_withheld(gfp, n) { self.buddy.take_withheld_run(n, floor) } else { None }
     }
 }

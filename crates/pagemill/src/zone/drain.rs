@@ -22,7 +22,7 @@ impl Zone {
     #[inline(never)]
     pub(crate) fn overflow_words(&self, words: &[usize]) {
         let kind = Mobility::Unmovable;
-        if self.grow_or_pass_on(kind, words.len()) && self.lists.push_words(kind, words, self.addr_of_zero()) {
+        if self.grow_or_pass_on(kind, words.len()) && self.lists.push_words(kind, words, self.addr_of_pfn_zero()) {
             return;
         }
         let mut batch = Batch::new();

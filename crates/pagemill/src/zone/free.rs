@@ -45,6 +45,15 @@ impl Zone {
         finish(self, &mut giving);
     }
 
+    /// Returns `n` neighbouring pages whose states say free, past the lists.
+    pub(crate) fn give_run(&self, first: Pfn, n: usize) {
+        let mut giving = Giving::to(&self.buddy);
+        giving.give_run(first, n);
+        finish_with(self, &mut giving, |given| {
+            self.stats_here().direct_in.fetch_add(given.frames as u64, Relaxed);
+        });
+    }
+
     /// Returns a block above order 0 whose states say free.
     ///
     /// # Errors

@@ -18,10 +18,12 @@
 //! | `free.rs` | frames back to the buddy, and what follows: claims, waits, the zone's end |
 //! | `claimed.rs` | frames that are kept for the request that claims them |
 //! | `idle.rs`, `commit.rs`, `pins.rs` | memory that the system commits, takes back, or must not take back |
+//! | `counts.rs` | pages handed out and freed, summed over CPUs and lists |
 //! | `fork.rs` | the zone in the child of a fork |
 mod body;
 mod claimed;
 mod commit;
+mod counts;
 mod drain;
 mod fork;
 mod free;

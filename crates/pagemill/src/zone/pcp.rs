@@ -62,7 +62,7 @@ impl Zone {
     pub(crate) fn pop_words<'w>(&self, gfp: Gfp, words: &'w mut [MaybeUninit<usize>]) -> Option<&'w [usize]> {
         let (mobility, n) = (gfp.mobility(), words.len());
         // SAFETY: every frame on the lists is the arena's, and has a state there.
-        let mut pop = || unsafe { self.lists.pop_words(mobility, words, self.addr_of_zero(), self.states()) };
+        let mut pop = || unsafe { self.lists.pop_words(mobility, words, self.addr_of_pfn_zero(), self.states()) };
         if !gfp.is_plain() || !(pop() || self.reload_from_depot(mobility, n) && pop()) {
             return None;
         }
@@ -91,7 +91,7 @@ impl Zone {
     #[inline(never)]
     fn return_sound(&self, batch: &mut Batch) {
         // They were marked a moment ago, so their free is not refused.
-        batch.as_pfns().iter().filter(|&&pfn| self.comes_back::<false>(pfn)).for_each(|&pfn| self.put_back(pfn));
+        batch.as_pfns().iter().filter(|&&pfn| self.mark_page_free::<false>(pfn)).for_each(|&pfn| self.put_back(pfn));
         batch.clear();
     }
 

@@ -76,7 +76,7 @@ impl Zone {
     /// The states, indexed by a page's number in the address space, which saves a subtraction.
     #[inline]
     fn states_by_page(&self) -> *mut u8 {
-        self.states.wrapping_offset(-(self.addr_of_zero().cast_signed() >> PAGE_SHIFT))
+        self.states.wrapping_offset(-(self.addr_of_pfn_zero().cast_signed() >> PAGE_SHIFT))
     }
 
     /// Marks pages as handles', with full states. Their frames are all safe.
@@ -165,34 +165,34 @@ impl Zone {
         }
     }
 
-    /// Takes a page back, by a raw pointer or from a handle. False if it is not out so.
+    /// Marks a page as free that a handle owned or, with `RAW`, a raw pointer. False, and no change, if it was not out in that way.
     #[inline(always)]
-    pub(crate) fn comes_back<const RAW: bool>(&self, pfn: Pfn) -> bool {
+    pub(crate) fn mark_page_free<const RAW: bool>(&self, pfn: Pfn) -> bool {
         if RAW { self.take_back_raw(pfn) } else { self.take_back(pfn) }
     }
 
-    /// The same for pages by their words, up to the first that is not out so. Returns how many those are.
+    /// The same for pages by their words, up to the first that was not out in that way. Returns how many it marked.
     #[inline(always)]
-    pub(crate) fn words_come_back<const RAW: bool>(&self, words: &[usize]) -> usize {
+    pub(crate) fn mark_words_free<const RAW: bool>(&self, words: &[usize]) -> usize {
         let states = self.states_by_page();
-        self.come_back::<RAW, _>(words, |&word| states.wrapping_add(word >> PAGE_SHIFT))
+        self.mark_each_free::<RAW, _>(words, |&word| states.wrapping_add(word >> PAGE_SHIFT))
     }
 
     /// The same for frames.
     #[inline(always)]
-    pub(crate) fn frames_come_back<const RAW: bool>(&self, pfns: &[Pfn]) -> usize {
+    pub(crate) fn mark_frames_free<const RAW: bool>(&self, pfns: &[Pfn]) -> usize {
         let states = self.states;
-        self.come_back::<RAW, _>(pfns, |&pfn| states.wrapping_add(pfn.as_usize()))
+        self.mark_each_free::<RAW, _>(pfns, |&pfn| states.wrapping_add(pfn.as_usize()))
     }
 
     /// A read, a branch and a store for one page after the other, so that a page that stands there twice is seen.
     #[inline(always)]
-    fn come_back<const RAW: bool, T>(&self, pages: &[T], state: impl Fn(&T) -> *mut u8) -> usize {
+    fn mark_each_free<const RAW: bool, T>(&self, pages: &[T], state: impl Fn(&T) -> *mut u8) -> usize {
         if !RAW && !FULL {
             return pages.len();
         }
         let wanted = if RAW { FrameState::raw(Order::ZERO) } else { owned(Order::ZERO) };
-        let comes_back = |page: &T| {
+        let mark_free = |page: &T| {
             let cell = state(page);
             debug_assert!(self.has_pfn(Pfn::new(cell.addr().wrapping_sub(self.states.addr()) as u32)));
             // SAFETY: as in `state_cell`.
@@ -206,17 +206,17 @@ impl Zone {
         // Eight at a time: the loop itself costs as much as a page.
         let (groups, rest) = pages.as_chunks::<8>();
         for (i, group) in groups.iter().enumerate() {
-            if let Some(at) = group.iter().position(|page| !comes_back(page)) {
+            if let Some(at) = group.iter().position(|page| !mark_free(page)) {
                 return 8 * i + at;
             }
         }
         let whole = pages.len() - rest.len();
-        whole + rest.iter().position(|page| !comes_back(page)).unwrap_or(rest.len())
+        whole + rest.iter().position(|page| !mark_free(page)).unwrap_or(rest.len())
     }
 
     /// The same for `n` neighbours, all or none.
     #[inline]
-    pub(crate) fn run_comes_back<const RAW: bool>(&self, first: Pfn, n: usize) -> bool {
+    pub(crate) fn mark_run_free<const RAW: bool>(&self, first: Pfn, n: usize) -> bool {
         if !RAW && !FULL {
             return true;
         }
@@ -286,6 +286,15 @@ impl Zone {
         Ok(())
     }
 
+    /// Marks `n` neighbouring frames as a handle's pages. False, and no change, if one of them has an owner.
+    pub(super) fn hand_out_run(&self, first: Pfn, n: usize) -> bool {
+        let are_safe = self.are_safe(first, n);
+        if are_safe {
+            self.mark(first, n, owned(Order::ZERO));
+        }
+        are_safe
+    }
+
     /// Makes single pages of a handle's block.
     pub(crate) fn split_block(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
         if FULL {
@@ -318,10 +327,11 @@ impl Zone {
     }
 
     /// Zeroes the frames of a block that may have been written to (C2.2), before the block is handed out.
-    pub(crate) fn zero(&self, pfn: Pfn, order: Order) {
+    pub(crate) fn zero_block(&self, pfn: Pfn, order: Order) {
         for pfn in pfn.run(order.frames()) {
             let state = self.state(pfn);
-            if !self.is_zeroed() || (state.is_safe() && state != FrameState::FRESH) {
+            // A page that somebody has is put aside instead (C2.4).
+            if state.is_safe() && (!self.is_zeroed() || state != FrameState::FRESH) {
                 let page = ptr::with_exposed_provenance_mut::<u8>(self.addr_of(pfn));
                 // SAFETY: a page of this arena, which the caller took and has not handed on.
                 unsafe { page.write_bytes(0, PAGE_SIZE) };
@@ -359,6 +369,47 @@ mod tests {
             kept.iter().for_each(|&pfn| assert_eq!(zone.state(pfn), super::owned(Order::ZERO)));
             numbers.iter().for_each(|&pfn| zone.set_state(pfn, FrameState::FRESH));
         }
+    }
+
+    #[test]
+    fn a_run_with_an_owned_frame_is_left_for_another_and_the_frame_quarantined() {
+        let allocator = Allocator::builder().memory(Memory::anonymous(300)).build().unwrap();
+        let zone = allocator.zones().first();
+        // A free page has an owner: as if two CPUs had freed it at once.
+        let owned = zone.first.offset(280);
+        zone.set_state(owned, FrameState::raw(Order::ZERO));
+        let run = allocator.alloc_contig(Gfp::KERNEL | Gfp::ZERO, 266).unwrap();
+        assert_eq!(run.addr(), zone.addr_of(zone.first.offset(14)), "below the frame");
+        assert_eq!((zone.state(owned), allocator.stats().quarantined), (FrameState::QUARANTINED, 1));
+        drop(run);
+        let census = allocator.validate().unwrap();
+        assert_eq!((census.free, census.quarantined), (299, 1));
+    }
+
+    /// Memory that is not known to be zeroed, and a page of it that somebody has though it is free: what the owner wrote stays.
+    #[test]
+    fn a_page_that_somebody_has_is_not_zeroed_for_another() {
+        let layout = std::alloc::Layout::from_size_align(64 << 12, 2 << 20).unwrap();
+        // SAFETY: a size above 0.
+        let memory = unsafe { std::alloc::alloc(layout) };
+        // SAFETY: the memory is the test's, and outlives the allocator.
+        let allocator = Allocator::builder().memory(unsafe { Memory::brought(memory, 64) }).build().unwrap();
+        let zone = allocator.zones().first();
+        let owned = zone.first.offset(40);
+        let word = core::ptr::with_exposed_provenance_mut::<u64>(zone.addr_of(owned));
+        // SAFETY: a page of the test's memory.
+        unsafe { word.write(7) };
+        zone.set_state(owned, FrameState::raw(Order::ZERO));
+        assert!(allocator.alloc_contig(Gfp::KERNEL | Gfp::ZERO, 64).is_err());
+        let block = allocator.alloc_pages(Gfp::KERNEL | Gfp::ZERO, Order::new(5).unwrap()).ok();
+        let all: Vec<Page> = core::iter::from_fn(|| allocator.alloc_page(Gfp::KERNEL | Gfp::ZERO).ok()).collect();
+        assert!(all.iter().all(|page| page[0] == 0));
+        // SAFETY: as above.
+        assert_eq!((unsafe { word.read() }, allocator.stats().quarantined), (7, 1));
+        drop((all, block));
+        allocator.close().unwrap();
+        // SAFETY: allocated above, with this layout.
+        unsafe { std::alloc::dealloc(memory, layout) };
     }
 
     #[test]

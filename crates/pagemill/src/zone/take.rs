@@ -1,10 +1,11 @@
 //! From the buddy to a request: single frames, frames past the lists, blocks. Each is prepared for its owner (C3.9). A frame that has
 //! an owner already is quarantined.
 use super::body::Zone;
+use super::free::finish;
 use super::pageblock_frames::PageblockFrames;
 use crate::misuse::misuse;
 use core::sync::atomic::Ordering::Relaxed;
-use pagemill_core::{FrameState, Gfp, Level, MisuseKind, Mobility, Order, Pfn, step};
+use pagemill_core::{FrameState, Gfp, Giving, Level, MisuseKind, Mobility, Order, Pfn, step};
 use pagemill_os::{Batch, Frames};
 
 impl Zone {
@@ -121,6 +122,51 @@ impl Zone {
         true
     }
 
+    /// Takes a run of `n` neighbouring pages above the watermark, from pageblocks of the request's mobility or, with `is_of_any`, of any.
+    /// Adds the first one's number to `batch`. The pages are marked as handed out, and zeroed if the request says so. False: there are
+    /// no others.
+    #[cold]
+    #[inline(never)] // The walk of a signal handler's request does not have its tables on the stack.
+    pub(crate) fn take_run(&self, gfp: Gfp, n: usize, level: Level, is_of_any: bool, batch: &mut Batch) -> bool {
+        if self.shared.is_refused_by_fault(gfp) {
+            return false;
+        }
+        let floor = self.floor(gfp, level);
+        let next = || match is_of_any {
+            true => self.buddy.steal_run(n, floor),
+            false => {
+                let withheld = self.take_withheld_run(gfp, n, floor);
+                withheld.or_else(|| self.buddy.take_run(n, gfp.mobility(), floor))
+            }
+        };
+        // Some frames of a run may be quarantined: there may be another run.
+        let Some(first) = core::iter::from_fn(next).find(|&first| self.prepare_run(first, n, gfp)) else {
+            return false;
+        };
+        let stats = self.stats_here();
+        stats.direct_out.fetch_add(n as u64, Relaxed);
+        if is_of_any {
+            stats.steals.fetch_add(n as u64, Relaxed);
+        }
+        batch.push(first.as_u32());
+        true
+    }
+
+    /// Prepares a run's pages. If some have an owner, these are quarantined, and the others go back.
+    fn prepare_run(&self, first: Pfn, n: usize, gfp: Gfp) -> bool {
+        let pages = first.run(n as u32);
+        if gfp.contains(Gfp::ZERO) {
+            pages.clone().for_each(|pfn| self.zero_block(pfn, Order::ZERO));
+        }
+        if self.hand_out_run(first, n) {
+            return true;
+        }
+        let mut giving = Giving::to(&self.buddy);
+        pages.for_each(|pfn| if self.state(pfn).is_safe() { giving.give(pfn) } else { self.quarantine(pfn) });
+        finish(self, &mut giving);
+        false
+    }
+
     fn prepare_one_block(&self, pfn: Pfn, gfp: Gfp, order: Order) -> Option<Pfn> {
         let pfn = self.prepare_block(pfn, gfp, order)?;
         self.count_blocks_out(1, order);
@@ -136,7 +182,7 @@ impl Zone {
     #[inline(always)]
     fn prepare_block(&self, pfn: Pfn, gfp: Gfp, order: Order) -> Option<Pfn> {
         if gfp.contains(Gfp::ZERO) {
-            self.zero(pfn, order);
+            self.zero_block(pfn, order);
         }
         if let Err(double) = self.hand_out_block(pfn, order) {
             return self.quarantine_block(pfn, order, double);
@@ -163,7 +209,7 @@ impl Zone {
     pub(crate) fn prepare(&self, batch: &mut Batch, gfp: Gfp) {
         step!("Zone::prepare");
         if gfp.contains(Gfp::ZERO) {
-            batch.as_pfns().iter().for_each(|&pfn| self.zero(pfn, Order::ZERO));
+            batch.as_pfns().iter().for_each(|&pfn| self.zero_block(pfn, Order::ZERO));
         }
         self.hand_out_batch(batch, |pfn| self.quarantine(pfn));
     }

@@ -20,6 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) ns_a_page: f64,
+    pub(crate) pages: f64,
     /// The median latency and the 99th percentile, in microseconds.
     pub(crate) latency_us: [f64; 2],
 }
@@ -88,7 +89,8 @@ fn seen(text: &str, cell: &Cell) -> Option<Seen> {
     let (ms, operations) = (done["runtime"].as_f64()?, done["total_ios"].as_f64()?);
     let latency_ns = |percent| done["clat_ns"]["percentile"][percent].as_f64();
     let latency_us = [latency_ns("50.000000")? / 1e3, latency_ns("99.000000")? / 1e3];
-    (ms > 0.0 && operations > 0.0).then(|| Seen { ns_a_page: ms * 1e6 / (operations * cell.pages as f64), latency_us })
+    let pages = operations * cell.pages as f64;
+    (ms > 0.0 && pages > 0.0).then(|| Seen { ns_a_page: ms * 1e6 / pages, pages, latency_us })
 }
 
 #[cfg(test)]
@@ -114,7 +116,7 @@ mod tests {
             )
         };
         // 400 operations of 256 pages in 200 ms.
-        let expected = Seen { ns_a_page: 200e6 / 102_400.0, latency_us: [7.5, 90.0] };
+        let expected = Seen { ns_a_page: 200e6 / 102_400.0, pages: 102_400.0, latency_us: [7.5, 90.0] };
         assert_eq!(seen(&report(0), &CELLS[1]), Some(expected));
         assert_eq!(seen(&report(0), &CELLS[2]), None, "nothing was read");
         assert_eq!(seen(&report(5), &CELLS[1]), None);

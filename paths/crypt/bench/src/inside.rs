@@ -217,10 +217,10 @@ impl<'g> Entrant<'g> {
         }
         // With too few pages it frees those that it got, and does not wait: nobody else has pages of this pool.
         let pool = self.path.memory.pool();
-        let mut secret = match one_by_one(plain.len(), || pool.alloc(Gfp::NOWAIT).ok()) {
+        let mut secret = match one_by_one(plain.len(), || pool.alloc_raw(Gfp::NOWAIT).ok()) {
             Ok(pages) => Buffer::over(pages, plain.len()),
             Err(few) => {
-                few.into_iter().flatten().for_each(|page| pool.free(page));
+                few.into_iter().flatten().for_each(|page| pool.free_raw(page));
                 return Ok(None);
             }
         };
@@ -268,7 +268,7 @@ impl<'g> Entrant<'g> {
         let memory = &self.path.memory;
         match (self.way, held.is_of_pool) {
             (Way::Single, true) => {
-                held.buffer.into_pages().into_iter().flatten().for_each(|page| memory.pool().free(page))
+                held.buffer.into_pages().into_iter().flatten().for_each(|page| memory.pool().free_raw(page))
             }
             (Way::Single, false) => drop(held.buffer),
             _ => memory.give_back(held.buffer),

@@ -9,6 +9,9 @@ use pagemill_harness::stats::{Interval, short};
 
 use crate::{BULK, CELLS, Cell, LUKS, NO_ENCRYPTION, SINGLE};
 
+/// 4096-byte pages in a GiB.
+const PAGES_A_GIB: f64 = 262_144.0;
+
 pub(crate) fn crypt(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
     writeln!(out, "\ncrypt: an encrypted volume in memory, 512-byte sectors, aes-xts with 512 bits")?;
     writeln!(out, "in this process, one thread; medians of rounds in turns")?;
@@ -38,7 +41,28 @@ pub(crate) fn crypt(out: &mut dyn Write, records: &[Record], published: &Publish
     writeln!(out, "\nover NBD: fio on a unix socket, each server a process, image on tmpfs (LUKS1)")?;
     part(out, records, |cell| cell.served, &[("luks", LUKS), ("none", NO_ENCRYPTION)])?;
     let line = format!("/ luks, / none: speed against {LUKS}, and against {NO_ENCRYPTION}, which does not encrypt");
-    writeln!(out, "{}", wrap(&line))
+    writeln!(out, "{}", wrap(&line))?;
+    writeln!(out, "\nof the same runs: latency of an operation, and the server's processor time")?;
+    costs(out, records)
+}
+
+/// Over NBD: how long an operation takes, and what a GiB costs the server.
+fn costs(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
+    let mut table = plain(&["", "impl", "p50 us", "p99 us", "CPU s/GiB"].map(str::to_owned));
+    for cell in CELLS {
+        for (line, record) in records.iter().filter(|record| record.bench == cell.served).enumerate() {
+            let figure = |figure: Option<f64>| figure.map_or("-".to_owned(), short);
+            table.add_row([
+                if line == 0 { brief_without_unit(&cell) } else { String::new() },
+                record.name.to_owned(),
+                figure(record.p50_us),
+                figure(record.p99_us),
+                figure(record.cpu_ns.map(|ns| ns * PAGES_A_GIB / 1e9)),
+            ]);
+        }
+    }
+    align(&mut table, 2);
+    writeln!(out, "{}", table.trim_fmt())
 }
 
 /// All cells of one part: figures, spread, and ratios of speed to two of the rows.
@@ -78,11 +102,12 @@ fn part(
 
 /// A cell's first column: operation, size, depth and unit.
 fn brief(cell: &Cell) -> String {
+    format!("{}: {}", brief_without_unit(cell), if cell.pages == 1 { "kIOPS" } else { "MiB/s" })
+}
+
+fn brief_without_unit(cell: &Cell) -> String {
     let what = if cell.is_write { "write" } else { "read" };
-    match cell.pages {
-        1 => format!("4 KiB {what}, {}: kIOPS", cell.depth),
-        _ => format!("1 MiB {what}, {}: MiB/s", cell.depth),
-    }
+    format!("{} {what}, {}", if cell.pages == 1 { "4 KiB" } else { "1 MiB" }, cell.depth)
 }
 
 /// MiB/s, or thousands of operations a second if an operation is a page.
@@ -117,17 +142,22 @@ mod tests {
         for record in &mut records {
             record.turns = vec![record.turns[0]; 6];
         }
+        (records[0].p50_us, records[0].p99_us, records[0].cpu_ns) = (Some(7.5), Some(90.0), Some(1000.0));
         let mut out = Vec::new();
         crypt(&mut out, &records, &Published::load().unwrap()).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-        let row = |name: &str| {
-            let line = text.lines().rev().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+        let row = |part: &str, name: &str| {
+            let line = part.lines().rev().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {text}"));
             line[line.find(name).unwrap()..].split_whitespace().map(str::to_owned).collect::<Vec<_>>()
         };
+        let (speeds, costs) = text.split_once("of the same runs").unwrap();
         // 4096 bytes in 2 us are 1953 MiB/s.
-        assert_eq!(row("pagemill-bulk "), ["pagemill-bulk", "1953", "977", "3906", "11", "2.50", "-"]);
-        assert_eq!(row("qemu-nbd "), ["qemu-nbd", "125", "62.5", "250", "11", "-", "-"]);
+        assert_eq!(row(speeds, "pagemill-bulk "), ["pagemill-bulk", "1953", "977", "3906", "11", "2.50", "-"]);
+        assert_eq!(row(speeds, "qemu-nbd "), ["qemu-nbd", "125", "62.5", "250", "11", "-", "-"]);
+        // 262,144 pages at 1 us.
+        assert_eq!(row(costs, "pagemill-bulk "), ["pagemill-bulk", "7.50", "90.0", "0.26"]);
+        assert_eq!(row(costs, "qemu-nbd "), ["qemu-nbd", "-", "-", "-"]);
         assert!(text.contains("16: bulk / single from 1.100 to 1.100 (97 % sure)"), "{text}");
         assert!(text.contains("1402 MiB/s") && text.contains("not of this run"), "{text}");
     }

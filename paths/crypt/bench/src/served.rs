@@ -115,9 +115,10 @@ impl Turns<'_, '_> {
                     if cell.depth == 256 && self.servers[at].make.how == How::QemuNbd {
                         continue;
                     }
-                    let seen = self.round(at, cell)?;
+                    let (seen, cpu_ns) = self.round(at, cell)?;
                     samples[at].samples.push(Sample::whole(seen.ns_a_page));
                     samples[at].latencies_us.push(seen.latency_us);
+                    samples[at].cpu_ns.push(cpu_ns);
                 }
                 if turn == 0 {
                     self.run.progress.inc(1);
@@ -128,11 +129,17 @@ impl Turns<'_, '_> {
         Ok(samples.into_iter().flatten().filter_map(CellSamples::record).collect())
     }
 
-    fn round(&self, at: usize, cell: &Cell) -> Result<Seen, Error> {
+    /// The client's figures, and the server's processor time a page in nanoseconds.
+    fn round(&self, at: usize, cell: &Cell) -> Result<(Seen, f64), Error> {
         let server = &self.servers[at];
+        let name = || format!("{}, {}", server.make.name, cell.shown);
+        let used = || server.cpu_time().map_err(|error| failed(&name(), error));
+        let before = used()?;
         let measured = measure(self.place.folder(), &server.socket, cell, self.plan.turn, self.stop)?;
         // It worked a moment ago. Without this round the table would compare figures that were not measured together.
-        measured.map_err(|why| failed(&format!("{}, {}", server.make.name, cell.shown), why))
+        let seen = measured.map_err(|why| failed(&name(), why))?;
+        let used = used()?.saturating_sub(before);
+        Ok((seen, used.as_nanos() as f64 / seen.pages))
     }
 
     fn samples(&self, cell: &Cell) -> Vec<CellSamples> {

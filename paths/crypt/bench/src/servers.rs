@@ -86,6 +86,22 @@ impl Child {
         }
         Ok(None)
     }
+
+    /// The processor time that its threads have used so far, those that have ended included.
+    fn cpu_time(&self) -> io::Result<Duration> {
+        let mut clock = 0;
+        // SAFETY: it writes one id.
+        match unsafe { libc::clock_getcpuclockid(self.0.id().cast_signed(), &mut clock) } {
+            0 => {}
+            errno => return Err(io::Error::from_raw_os_error(errno)),
+        }
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: it writes one time.
+        match unsafe { libc::clock_gettime(clock, &mut time) } {
+            0 => Ok(Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
 }
 
 impl Drop for Child {
@@ -175,7 +191,7 @@ pub(crate) enum How {
 pub(crate) struct Server {
     pub(crate) make: Make,
     pub(crate) socket: PathBuf,
-    _child: Child,
+    child: Child,
 }
 
 impl Server {
@@ -210,7 +226,12 @@ impl Server {
                 return Ok(Err(Unavailable(last)));
             }
         }
-        Ok(Ok(Server { make, socket, _child: child }))
+        Ok(Ok(Server { make, socket, child }))
+    }
+
+    /// The processor time that it has used so far.
+    pub(crate) fn cpu_time(&self) -> io::Result<Duration> {
+        self.child.cpu_time()
     }
 }
 

@@ -59,7 +59,7 @@ impl Place {
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "an address in numbers and a port, as 127.0.0.1:10809 or [::1]:10809".to_owned())
 }
 

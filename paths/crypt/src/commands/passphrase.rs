@@ -130,7 +130,10 @@ fn read_until(from: &mut impl Read, end: Option<u8>) -> io::Result<Locked> {
     loop {
         if len == secret.len() {
             if len >= MAX {
-                return Err(io::Error::other(format!("more than {MAX} bytes")));
+                return Err(io::Error::other(format!(
+                    "more than {MAX} bytes; name a file of at most {} MiB",
+                    MAX >> 20
+                )));
             }
             let mut longer = Locked::zeroed(2 * len);
             longer[..len].copy_from_slice(&secret);

@@ -1,20 +1,22 @@
 //! `pagemill crypt serve`.
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use pagemill::PAGE_SIZE;
+use pagemill_watch::StatsServer;
 use zeroize::Zeroizing;
 
-use super::listen::{Place, listen};
+use super::listen::{Place, address, listen};
 use super::memory::MemoryArgs;
 use super::open::{OpenArgs, Opened};
 use super::signals::signals;
 use super::{Said, shown};
 use crate::Error;
 use crate::nbd::{Config, Export, Tls};
-use crate::serve::{DataPath, Disk, MemoryStats, Options, Pem, Server, TimeLimits, TlsServer, Way};
+use crate::serve::{DataPath, Disk, Memory, MemoryStats, Options, Pem, Server, TimeLimits, TlsServer, Way};
 
 /// Serve a volume to NBD clients, until SIGTERM or SIGINT
 ///
@@ -73,6 +75,13 @@ pub(super) struct ServeArgs {
     /// Seconds for finishing requests when the server is told to stop
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
     stop_timeout: u16,
+
+    /// Answer Prometheus at http://ADDR/metrics; a port alone is 127.0.0.1's
+    ///
+    /// Figures of the memory and of the reserve for writes. Everyone who
+    /// reaches the address may read them: there is no password and no TLS.
+    #[arg(long, value_name = "ADDR", value_parser = metrics_address, verbatim_doc_comment)]
+    metrics: Option<SocketAddr>,
 
     /// Seconds that a client may take to negotiate
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
@@ -140,6 +149,22 @@ struct Ways {
     memory: MemoryArgs,
 }
 
+/// An address as [`address`] reads it; a port alone is this machine's.
+fn metrics_address(text: &str) -> Result<SocketAddr, String> {
+    match text.parse::<u16>() {
+        Ok(port) => Ok((Ipv4Addr::LOCALHOST, port).into()),
+        Err(_) => address(text).map_err(|why| format!("a port, or {why}")),
+    }
+}
+
+/// Shows a server's memory as the allocator `crypt`, with the reserve as its pool `writes`.
+fn show(at: SocketAddr, memory: &Memory) -> Result<StatsServer, Error> {
+    let stats = StatsServer::bind_http(at).map_err(|error| Error::io(at.to_string(), error))?;
+    stats.show("crypt", memory.allocator());
+    stats.show_pool("crypt", "writes", memory.pool());
+    Ok(stats)
+}
+
 fn name(text: &str) -> Result<String, String> {
     if text.len() > 4096 { Err("a name has at most 4096 bytes".to_owned()) } else { Ok(text.to_owned()) }
 }
@@ -160,6 +185,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     args.place.check()?;
     let tls = args.tls.server()?;
     let memory = args.ways.memory.memory()?;
+    let stats = args.metrics.map(|at| show(at, &memory)).transpose()?;
     let Opened { data, volume, warnings, claim: _claim } = args.open.open(!args.read_only)?;
     warnings.iter().for_each(|warning| notice(warning));
 
@@ -194,6 +220,9 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     // The socket comes last: a client that sees it is served, and may end this program.
     let (listener, _file, place) = listen(&args.place, if args.tls.tls_cert.is_some() { "nbds" } else { "nbd" })?;
     notice(&format!("serving {} bytes at {place}: {threads} threads, the disk {}", geometry.len, server.way()));
+    if let Some(address) = stats.as_ref().and_then(StatsServer::address) {
+        notice(&format!("figures at http://{address}/metrics"));
+    }
 
     let accepted = server.accept(&listener, stop.as_fd());
     let stats = server.stop().map_err(|error| Error::io("serving", error))?;
@@ -228,6 +257,17 @@ mod tests {
     struct Line {
         #[command(flatten)]
         args: ServeArgs,
+    }
+
+    #[test]
+    fn figures_are_served_to_this_machine_unless_an_address_is_given() {
+        let read = |text: &str| metrics_address(text).map(|address| address.to_string());
+        assert_eq!(read("9100").unwrap(), "127.0.0.1:9100");
+        assert_eq!(read("0.0.0.0:9100").unwrap(), "0.0.0.0:9100");
+        assert_eq!(read("[::1]:0").unwrap(), "[::1]:0");
+        for wrong in ["", "65536", "-1", "localhost", "localhost:9100", "127.0.0.1", ":9100"] {
+            assert!(read(wrong).unwrap_err().starts_with("a port, or an address in numbers"), "{wrong}");
+        }
     }
 
     #[test]

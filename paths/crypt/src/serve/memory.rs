@@ -8,6 +8,7 @@
 //!
 //! Invariants: no page of the pool is held while waiting for a client (W1). A worker that holds pages of the pool never
 //! waits for more of them: it tries, and tries again when some of its own are back (W2, C5.3).
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -41,7 +42,7 @@ pub struct MemoryStats {
 #[derive(Debug)]
 pub struct Memory {
     allocator: Allocator,
-    pool: Mempool<PageSource<Page>>,
+    pool: Arc<Mempool<PageSource<Page>>>,
     part: usize,
     waits: AtomicU64,
     longest_us: AtomicU64,
@@ -60,7 +61,7 @@ impl Memory {
     /// # Errors
     /// As [`Mempool::pages`].
     pub fn new(allocator: &Allocator, promised: usize, part: usize) -> Result<Self, Error> {
-        let pool = Mempool::pages(allocator, promised)?;
+        let pool = Arc::new(Mempool::pages(allocator, promised)?);
         let part = part.min(promised * PAGE_SIZE) / PAGE_SIZE * PAGE_SIZE;
         Ok(Self {
             allocator: allocator.clone(),
@@ -86,7 +87,7 @@ impl Memory {
 
     /// The pool.
     #[must_use]
-    pub fn pool(&self) -> &Mempool<PageSource<Page>> {
+    pub fn pool(&self) -> &Arc<Mempool<PageSource<Page>>> {
         &self.pool
     }
 
@@ -129,11 +130,11 @@ impl Memory {
         let count = len.div_ceil(PAGE_SIZE);
         let mut pages = empty_slots(count);
         let gfp = if patience == Patience::Wait { Gfp::NOIO } else { Gfp::NOWAIT };
-        match self.pool.alloc_bulk_array(Bulk::exact(count).gfp(gfp), &mut pages) {
+        match self.pool.alloc_bulk_array_raw(Bulk::exact(count).gfp(gfp), &mut pages) {
             Ok(()) => Ok(Some(Buffer::of_pages(pages, len, Origin::Pool))),
             // Delivered pages stay in the array, and must not be held while others wait.
             Err(Error::Exhausted(_)) => {
-                self.pool.free_bulk(&mut pages);
+                self.pool.free_bulk_raw(&mut pages);
                 Ok(None)
             }
             Err(other) => Err(other),
@@ -143,7 +144,7 @@ impl Memory {
     /// Frees a buffer, all its pages with one call.
     pub fn give_back(&self, mut buffer: Buffer) {
         match buffer.origin {
-            Origin::Pool => self.pool.free_bulk(&mut buffer.pages),
+            Origin::Pool => self.pool.free_bulk_raw(&mut buffer.pages),
             Origin::Free | Origin::Connection => free_pages_bulk(&mut buffer.pages),
         };
     }

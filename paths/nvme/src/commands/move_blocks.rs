@@ -41,7 +41,8 @@ struct RangeArgs {
 #[derive(Args, Debug)]
 #[command(
     group = ArgGroup::new("length").required(true).args(["blocks", "bytes"]),
-    override_usage = "pagemill nvme read [OPTIONS] --bytes <BYTES> --to <FILE> <DEV>"
+    override_usage = "pagemill nvme read [OPTIONS] --blocks <N> --to <FILE> <DEV>\n       \
+                      pagemill nvme read [OPTIONS] --bytes <BYTES> --to <FILE> <DEV>"
 )]
 pub(super) struct ReadArgs {
     #[command(flatten)]
@@ -50,7 +51,7 @@ pub(super) struct ReadArgs {
     #[command(flatten)]
     range: RangeArgs,
 
-    /// Where they go: a new file, or - for standard output
+    /// A new file for the data, or - for standard output
     #[arg(long, value_name = "FILE")]
     to: PathBuf,
 
@@ -71,7 +72,7 @@ pub(super) struct WriteArgs {
     #[command(flatten)]
     range: RangeArgs,
 
-    /// Where they come from: a file of whole blocks, or - for standard input
+    /// A file of whole blocks, or - for standard input
     #[arg(long, value_name = "FILE")]
     from: PathBuf,
 }

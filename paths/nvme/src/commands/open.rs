@@ -46,7 +46,7 @@ pub(super) struct DriveArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     timeout: f64,
 
-    /// Reset it every N requests; nothing gets lost
+    /// Reset the controller every N requests; none is lost
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     reset_every: Option<u64>,
 }
