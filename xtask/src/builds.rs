@@ -5,9 +5,10 @@
 //! builds with. Tests add assertions and overflow checks ([`checked`]) in the project's own crates; Cargo.toml keeps both out of
 //! the dependencies.
 
+use std::env;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -281,11 +282,7 @@ pub(crate) fn packages(shell: &Shell) -> Result<Tally> {
     const CRATES: [&str; 4] = ["pagemill-core", "pagemill-os", "pagemill", "pagemill-watch"];
     let names = CRATES.map(|name| format!(" -p {name}")).concat();
     let target = shell.own_target("packages");
-    // Cargo takes a registry's package for unchanged as long as its version is, and so would take what an earlier run built.
-    match fs::remove_dir_all(target.join("debug")) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        _ => {}
-    }
+    forget_packages(&target)?;
     // Uncommitted files are packed too: the check is of what stands here.
     let publish = shell.cargo(&format!("publish --dry-run --locked --allow-dirty{names}"));
     let publish = publish.env("CARGO_TARGET_DIR", &target).limit(BUILD_LIMIT).run("packages")?.expect_ok()?;
@@ -306,6 +303,36 @@ pub(crate) fn packages(shell: &Shell) -> Result<Tally> {
         tally.add(Tally::pass(format!("{name}, outside of the workspace")));
     }
     Ok(tally)
+}
+
+/// Removes what an earlier run built and unpacked. Cargo takes a registry's package for unchanged as long as its version is:
+/// `publish` unpacks each crate from a registry of its own to where cargo keeps those of all registries.
+fn forget_packages(target: &Path) -> Result<()> {
+    let cargo_home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let cargo_home = cargo_home.or_else(|| Some(env::home_dir()?.join(".cargo"))).context("no home folder")?;
+    let mut old = vec![target.join("debug")];
+    for registry in entries(&cargo_home.join("registry/src"))? {
+        // The registry of a folder has no host in its name.
+        if registry.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"-")) {
+            let is_ours = |package: &PathBuf| {
+                package.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"pagemill"))
+            };
+            old.extend(entries(&registry)?.into_iter().filter(is_ours));
+        }
+    }
+    for folder in old.iter().filter(|folder| folder.exists()) {
+        fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// The paths of what is in a folder; none if there is no such folder.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| folder.display().to_string()),
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+    }
 }
 
 /// The examples that are like the programs that people write first.

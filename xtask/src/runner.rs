@@ -15,8 +15,9 @@ use crate::tally::{Skip, Tally};
 use crate::tools::{self, Need};
 use crate::{vm, watch};
 
-/// The processor time that all steps of `test --all` may use together. Other work on the machine does not count.
-const MAY_USE: Duration = Duration::from_secs(70 * 60);
+/// The processor time that all steps of `test --all` may use together. Other work on the machine does not count, its speed does:
+/// the same checks used 56 minutes on one machine and 84 on another.
+const MAY_USE: Duration = Duration::from_secs(120 * 60);
 
 /// The name of a failure of all steps together.
 const BUDGET: &str = "budget";

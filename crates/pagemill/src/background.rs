@@ -40,6 +40,7 @@ impl Zones {
     /// While tasks wait for memory there is one round at least, for what they lack: they call no shrinkers themselves.
     /// Returns the pages freed, as reported by the shrinkers.
     pub(crate) fn balance(&self) -> usize {
+        self.end_idle_claim();
         // Retired zones count too: a round that freed only pages of theirs may be followed by one that helps.
         let free = || self.ever().iter().map(|zone| zone.buddy().free_frames()).sum::<usize>();
         let below_high = || self.in_use().map(Zone::below_high).max().unwrap_or(0);

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 /// A claim ends if nothing was added to it for this long. Its request then claims nothing for as long again.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Any waiting request ends a claim whose request made no attempt for this long. A head that waits makes one every
+/// Any request that waits, or that may wait and would fail, ends a claim whose request made no attempt for this long. A head
+/// that waits makes one every
 /// `LOOK_AGAIN`, so the claimant is a task that is not polled, was leaked, or stands behind one that is polled again.
 const IDLE: Duration = PATIENCE.saturating_mul(2);
 
@@ -78,9 +79,7 @@ impl<'n> Claim<'n> {
             }
             return;
         }
-        if let Some(idle) = self.zones.claims.idle_number(now, IDLE) {
-            self.zones.end_claim(idle);
-        }
+        self.zones.end_idle_claim_at(now);
         if is_overtaken && has_rested {
             self.begin(now);
         }
@@ -132,6 +131,18 @@ impl<'n> Claim<'n> {
 }
 
 impl Zones {
+    /// Ends the claim of a request that makes no attempts. A request that would fail, and background reclaim, do this too.
+    /// Returns whether there was one.
+    #[cold]
+    pub(crate) fn end_idle_claim(&self) -> bool {
+        self.claims.number() % 2 == 1 && self.end_idle_claim_at(Instant::now())
+    }
+
+    fn end_idle_claim_at(&self, now: Instant) -> bool {
+        let idle = self.claims.idle_number(now, IDLE);
+        idle.inspect(|number| self.end_claim(*number)).is_some()
+    }
+
     /// Ends the claim with this number, unless it has ended already. Its request or another one may call this.
     fn end_claim(&self, number: u32) {
         // With the next number, no frame of any zone is claimed.

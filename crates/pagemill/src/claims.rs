@@ -13,7 +13,8 @@
 //! While the claimant makes an attempt, [`IS_CLAIMANT`] is set on its thread, and the claim does not count against it.
 //! A claim ends with its request's wait. It also ends, for a while, if nothing was added to it for `PATIENCE`
 //! (`claim.rs`): the threads that own the missing pages may need a page before they can free theirs. If its request makes no
-//! attempt for twice as long, another waiting request ends it: the claimant may be a task that is not polled any more.
+//! attempt for twice as long, another request that may wait, or background reclaim, ends it: the claimant may be a task that
+//! is not polled any more.
 //!
 //! This file holds what an allocator stores of its claim. `zone/claimed.rs` has what a zone does with it, and
 //! `claim.rs` the claimant's part. All of it is atomics; no lock is taken.

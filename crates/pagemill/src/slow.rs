@@ -125,6 +125,12 @@ impl Zones {
         if !may_wait || context.effort == Effort::Take {
             return Ok(None);
         }
+        if !is_behind
+            && self.end_idle_claim()
+            && let Some(taken) = self.try_levels(context, from, false)
+        {
+            return Ok(Some(taken));
+        }
         if !is_behind && let Some(taken) = self.take_by_reclaim(context, from) {
             return Ok(Some(taken));
         }

@@ -16,17 +16,20 @@ pub(crate) use std::{
 };
 
 pub(crate) use crate::process::{NoFork, Stamp, no_fork};
+use core::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Calls code of the program on a thread of ours. Its panic has been reported already, and does not end the thread. Nor
-/// does the drop of what it panicked with, which may panic again.
+/// does the drop of what it panicked with, which may panic too.
 pub(crate) fn survive<T>(work: impl FnOnce() -> T) -> Option<T> {
-    let mut payload = match catch_unwind(AssertUnwindSafe(work)) {
+    let payload = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => return Some(done),
         Err(payload) => payload,
     };
-    while let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        payload = again;
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload)))
+        && !(again.is::<&str>() || again.is::<String>())
+    {
+        mem::forget(again); // Its drop may bring the like for ever.
     }
     None
 }

@@ -10,9 +10,11 @@
 //! thread, and so does the first one in the child of a fork. If the system refuses a thread, the future asks its
 //! executor to be polled again at once.
 //!
-//! The thread knows each task from the first time that it was due: a task is due when it becomes the head of its line.
-//! Every [`LOOK_AGAIN`] the thread wakes all tasks that it knows, as the head that is a thread looks again. A task that
-//! was not polled for [`LATE`] such intervals in a row, although it was woken, is late.
+//! The thread knows each task that was due: a task is due when it becomes the head of its line. Every [`LOOK_AGAIN`] the
+//! thread wakes all tasks that it knows, as the head that is a thread looks again. A task that was not polled for
+//! [`LATE`] such intervals in a row, although it was woken, is late. When a head becomes late, all tasks behind it are
+//! due, so that those that nobody polls become late together. The thread forgets a task that is late, and one whose poll
+//! finds it behind others.
 //!
 //! # Invariants
 //! - T1 A waiter that is due is on the stack, or its notifier is about to push it, or the thread has taken it from there and
@@ -21,6 +23,7 @@
 //!   finds what the task was woken for.
 //! - T3 A poll notes that it was made before it looks whether the task is late, and the thread makes a task late before it
 //!   looks for such a note. So a task that is polled does not stay late.
+//! - T4 A head that is not late is due, or the thread knows it. So the head of each line becomes late unless it is polled.
 //!
 //! # Forks
 //! The child inherits the stack, and cancel tokens with waiters of its parent. Their wakers may need locks that other
@@ -56,6 +59,8 @@ struct Waiter {
     is_known: AtomicBool,
     /// Whether it was polled since the thread last looked.
     is_polled: AtomicBool,
+    /// Whether a poll found it behind others after it was last due.
+    is_behind: AtomicBool,
     is_late: AtomicBool,
     lines: Weak<dyn Look>,
     /// A forked child calls no waker of its parent's.
@@ -66,8 +71,8 @@ impl Waiter {
     fn new(lines: Weak<dyn Look>) -> Arc<Self> {
         let no = || AtomicBool::new(false);
         let (waker, next) = (Mutex::new(None), AtomicPtr::new(ptr::null_mut()));
-        let (is_due, is_known, is_polled, is_late) = (no(), no(), no(), no());
-        Arc::new(Self { waker, is_due, next, is_known, is_polled, is_late, lines, stamp: Stamp::here() })
+        let (is_due, is_known, is_polled, is_behind, is_late) = (no(), no(), no(), no(), no());
+        Arc::new(Self { waker, is_due, next, is_known, is_polled, is_behind, is_late, lines, stamp: Stamp::here() })
     }
 
     /// Stores the waker of a poll. Returns whether the task was late until now.
@@ -76,6 +81,16 @@ impl Waiter {
         // SeqCst, both: T3.
         self.is_polled.store(true, SeqCst);
         self.is_late.swap(false, SeqCst)
+    }
+
+    /// A poll found the task behind others, unless `is_head` says now that it leads.
+    fn note_behind(self: &Arc<Self>, is_head: impl FnOnce() -> bool) {
+        // AcqRel: if this comes after the thread's store in `wake_due`, `is_head` sees what the task was due for.
+        self.is_behind.swap(true, AcqRel);
+        if is_head() {
+            self.is_behind.store(false, Relaxed);
+            Arc::clone(self).notify(); // The thread may have forgotten it (T4).
+        }
     }
 
     /// Changes the waker. Returns the one before.
@@ -185,21 +200,33 @@ impl Waking {
                 continue;
             }
             waiter.is_due.swap(false, AcqRel);
+            // Release pairs with the AcqRel in `note_behind`.
+            waiter.is_behind.store(false, Release);
             waiter.wake();
-            if !waiter.is_known.swap(true, Relaxed) {
+            // A late one is due again once it is polled (T4).
+            if !waiter.is_late() && !waiter.is_known.swap(true, Relaxed) {
                 known.push(Known { waiter: Arc::downgrade(&waiter), unanswered: 0 });
             }
         }
     }
 
-    /// Wakes every task that still waits.
+    /// Wakes every task that it knows and that still waits.
     fn look_again(known: &mut Vec<Known>) {
+        let mut late: Vec<Weak<dyn Look>> = Vec::new();
         known.retain_mut(|known| {
             let Some(waiter) = known.waiter.upgrade() else { return false };
+            if waiter.stamp.is_inherited() {
+                mem::forget(waiter); // A waker forked, and this is the child: see `wake_due`.
+                return false;
+            }
             // A task that is polled all the time may have been woken just now, by a free: no waker is there then.
             let was_polled = waiter.is_polled.swap(false, SeqCst);
-            known.unanswered = if waiter.wake() | was_polled { 0 } else { known.unanswered.saturating_add(1) };
-            if known.unanswered == LATE {
+            let is_forgotten = was_polled && waiter.is_behind.load(Relaxed);
+            if !is_forgotten {
+                known.unanswered = if waiter.wake() | was_polled { 0 } else { known.unanswered + 1 };
+                if known.unanswered < LATE {
+                    return true;
+                }
                 // SeqCst, both: T3.
                 waiter.is_late.store(true, SeqCst);
                 if waiter.is_polled.load(SeqCst) {
@@ -207,10 +234,17 @@ impl Waking {
                     known.unanswered = 0;
                 }
                 // In both cases: a thread that released the lines meanwhile may have seen the task late.
-                waiter.lines.upgrade().inspect(|lines| lines.look());
+                if !late.iter().any(|lines| lines.ptr_eq(&waiter.lines)) {
+                    late.push(waiter.lines.clone());
+                }
+                if known.unanswered == 0 {
+                    return true;
+                }
             }
-            true
+            waiter.is_known.store(false, Relaxed);
+            false
         });
+        late.iter().filter_map(Weak::upgrade).for_each(|lines| lines.look_for_late());
     }
 }
 
@@ -254,24 +288,30 @@ impl<'w, K: Kind> InLine<'w, K> {
         if self.place.as_ref().is_some_and(|(place, _)| place.is_inherited()) {
             self.leave(); // In a forked child it lines up again.
         }
+        if self.place.is_none() && self.cancel.is_some_and(Cancel::is_cancelled) {
+            return Poll::Ready(None);
+        }
+        // Before it takes a place: somebody must take it from the stack, also if it is served at once.
+        let is_woken = start();
         let (place, waiter) = self.place.get_or_insert_with(|| {
             let waiter = Waiter::new(self.waits.to_look());
             (self.waits.enter(self.kind, Who::Task(waiter.clone()), self.cancel), waiter)
         });
         if waiter.note_poll(context.waker().clone()) {
             place.look(); // It leads its line again, and requests behind it do not.
+            Arc::clone(waiter).notify(); // T4
         }
         if self.cancel.is_some_and(Cancel::is_cancelled) {
             self.leave();
             return Poll::Ready(None);
         }
-        if place.is_head()
-            && let Some(got) = place.attempt(attempt)
-        {
+        if !place.is_head() {
+            waiter.note_behind(|| place.is_head());
+        } else if let Some(got) = place.attempt(attempt) {
             self.leave();
             return Poll::Ready(Some(got));
         }
-        if !start() {
+        if !is_woken {
             context.waker().wake_by_ref();
         }
         Poll::Pending
@@ -280,7 +320,10 @@ impl<'w, K: Kind> InLine<'w, K> {
     fn leave(&mut self) {
         if let Some((place, waiter)) = self.place.take() {
             drop(place);
-            drop(waiter.replace(None));
+            let waker = waiter.replace(None);
+            if waiter.stamp.is_inherited() {
+                mem::forget(waker); // See `wake_due`.
+            }
         }
     }
 }
@@ -303,6 +346,9 @@ mod tests {
     impl Look for Looks {
         fn look(&self) {
             self.0.fetch_add(1, SeqCst);
+        }
+        fn look_for_late(&self) {
+            self.look();
         }
     }
 
@@ -330,6 +376,36 @@ mod tests {
         assert!(known.is_empty());
     }
 
+    /// Each of them is before the request that is polled. If each became late only once it led, it would wait for as many seconds.
+    #[test]
+    fn tasks_that_are_not_polled_become_late_together() {
+        let waits = Waits::<usize>::default();
+        let tasks = [(); 8].map(|()| Waiter::new(waits.to_look()));
+        let _places = tasks.each_ref().map(|task| waits.enter(1, Who::Task(task.clone()), None));
+        for task in &tasks {
+            assert!(!task.note_poll(Waker::noop().clone()));
+        }
+        let mut known = Vec::new();
+        let rounds = (1..).find(|_| {
+            WAKING.wake_due(&mut known);
+            (0..=LATE).for_each(|_| Waking::look_again(&mut known));
+            tasks.iter().all(|task| task.is_late())
+        });
+        assert_eq!(rounds, Some(2), "the head becomes late, then all others");
+        assert!(known.is_empty(), "nothing is left to look at until one is polled");
+    }
+
+    #[test]
+    fn a_request_that_is_cancelled_already_leaves_nothing_behind() {
+        let waits = Waits::<usize>::default();
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let context = Context::from_waker(Waker::noop());
+        let mut cancelled = InLine::new(&waits, 1, Some(&cancel));
+        assert_eq!(cancelled.poll(&context, |_| Some(())), Poll::Ready(None));
+        assert!(WAKING.due.load(SeqCst).is_null(), "it was due although it had been cancelled");
+    }
+
     /// The thread that calls wakers must not end.
     #[test]
     fn a_waker_may_panic_with_what_panics_when_it_is_dropped() {
@@ -351,6 +427,20 @@ mod tests {
         let waiter = Waiter::new(no_lines);
         waiter.note_poll(Arc::new(Panics).into());
         assert!(waiter.wake());
+    }
+
+    #[test]
+    fn what_a_panic_brings_may_panic_with_the_like_for_ever() {
+        static DROPS: AtomicUsize = AtomicUsize::new(0);
+        struct Endless;
+        impl Drop for Endless {
+            fn drop(&mut self) {
+                assert!(DROPS.fetch_add(1, SeqCst) < 1000, "it is dropped for ever");
+                std::panic::resume_unwind(Box::new(Endless));
+            }
+        }
+        assert_eq!(survive(|| std::panic::resume_unwind(Box::new(Endless))), None::<()>);
+        assert_eq!(DROPS.load(SeqCst), 1);
     }
 }
 

@@ -24,7 +24,8 @@
 //! # Late tasks
 //! A task that was woken may not be polled for long: its executor may be busy, or the program polls another future
 //! first. While the task is [late](Task::is_late) it keeps its place, and the request behind it is a head too. So no
-//! request waits for ever behind a task that is not polled. Once the task is polled again, it alone is the head: the
+//! request waits for ever behind tasks that are not polled: when a head becomes late, the tasks behind it are woken, and
+//! those that do not answer become late together. Once the task is polled again, it alone is the head: the
 //! request behind it waits for its turn. A claim that this request has begun ends if it makes no attempts (`claim.rs`).
 //!
 //! # Invariants
@@ -189,11 +190,20 @@ pub(crate) trait Look: Send + Sync {
     /// Says who leads and wakes heads, as every holder of the lines does: a task that has become late makes the next
     /// request a head, and one that is polled again is the only head.
     fn look(&self);
+    /// The same, and wakes all tasks behind heads that are late.
+    fn look_for_late(&self);
 }
 
 impl<K: Kind> Look for Lines<K> {
     fn look(&self) {
         self.release(self.lock(), None);
+    }
+    fn look_for_late(&self) {
+        let held = self.lock();
+        for line in held.iter().filter(|line| line.seats[0].is_late()) {
+            line.seats.iter().filter(|seat| seat.is_of_task() && !seat.is_late()).for_each(|seat| seat.wake());
+        }
+        self.release(held, None);
     }
 }
 
@@ -409,7 +419,7 @@ impl<K: Kind> Waits<K> {
             let leaked = core::mem::take(&mut *held);
             self.waiting.store(0, Relaxed);
             lines.release(held, None);
-            drop(leaked); // With wakers, and not under the lock.
+            drop(leaked); // Not under the lock. The wakers are the futures': they stay.
         }
     }
 

@@ -1,18 +1,21 @@
 //! Requests that are awaited (C3.18): served in the lines of sleeping threads, on any executor. Dropped at any time they
 //! leave nothing behind. No poll calls a shrinker, and no free a waker.
 use crate::common::{
-    Calls, Drops, EXECUTORS, HOUR, IN_ORDER, Job, Rng, Run, all, allocator, allocators, assert_all_back, block_on,
-    in_child, one_cpu, poll_once, until, until_waiting,
+    Calls, Drops, EXECUTORS, HOUR, IN_ORDER, Job, Rng, Run, all, allocator, allocators, assert_all_back, block_on, fork,
+    in_child, one_cpu, poll_once, until, until_waiting, wait_for,
 };
 use pagemill::{
-    Account, Allocator, BlockList, Bulk, Cancel, Error, Exact, Gfp, InvalidRequest, Memory, Mempool, Order, Page,
+    Account, Allocator, Block, BlockList, Bulk, Cancel, Error, Exact, Gfp, InvalidRequest, Memory, Mempool, Order, Page,
     PageCount, PageList, PagePool, Pooled, Why,
 };
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::task::{Poll, Wake, Waker};
+use std::task::{Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread::ThreadId;
+use std::time::Duration;
 
 const REQUESTS: usize = 10_000;
 const PAGES: usize = 64;
@@ -631,6 +634,182 @@ fn a_child_calls_no_waker_of_its_parents() {
     drop(pages);
     assert!(poll_once(one, Waker::noop()).is_ready());
     assert!(poll_once(due, Waker::noop()).is_ready());
+}
+
+/// A task claims memory once it was overtaken often. Here it is not polled any more, and nothing else waits.
+#[test]
+fn what_an_idle_task_claimed_goes_to_a_request_that_would_fail() {
+    let allocators = [(); 3].map(|()| one_cpu(Memory::anonymous(256)));
+    let [of_pages, of_a_block, of_many] = &allocators;
+    let futures: [Pin<Box<dyn Future<Output = usize> + '_>>; 3] = [
+        Box::pin(async { of_pages.alloc_bulk_async::<_, Page>(Bulk::exact(100)).await.unwrap().len() }),
+        Box::pin(async {
+            let request = Bulk::exact(1).order(Order::new(7).unwrap());
+            of_a_block.alloc_bulk_async::<_, Block>(request).await.unwrap().len()
+        }),
+        Box::pin(async { of_many.alloc_bulk_async::<_, Page>(Bulk::exact(100)).await.unwrap().len() }),
+    ];
+    let mut futures = futures;
+    let mut held: Vec<_> = allocators.iter().map(all_pages).collect();
+    for ((allocator, pages), future) in allocators.iter().zip(&mut held).zip(&mut futures) {
+        assert!(poll_once(future.as_mut(), Waker::noop()).is_pending());
+        for _ in 0..100 {
+            pages.pop();
+            pages.push(allocator.alloc_page(Gfp::NOWAIT).unwrap());
+        }
+        pages.pop(); // A pageblock is claimed if a page of it is free.
+        assert!(poll_once(future.as_mut(), Waker::noop()).is_pending());
+        pages.truncate(pages.len() - 80);
+        pages.extend(core::iter::from_fn(|| allocator.alloc_page(Gfp::NOWAIT).ok()));
+        assert!(pages.len() <= 256 - 80, "what was freed is the task's");
+    }
+    // Twice the second for which a claim may stand still.
+    std::thread::sleep(Duration::from_millis(2100));
+    for allocator in &allocators[..2] {
+        drop(allocator.alloc_page(Gfp::KERNEL).unwrap());
+    }
+    let mut list = PageList::new();
+    of_many.alloc_pages_bulk_list(Bulk::exact(70), &mut list).unwrap();
+    drop((futures, held, list));
+    allocators.iter().for_each(assert_all_back);
+}
+
+/// Counts the drops of wakers in this process.
+struct Dropped;
+static WAKERS_DROPPED: AtomicUsize = AtomicUsize::new(0);
+
+impl Wake for Dropped {
+    fn wake(self: Arc<Self>) {}
+    fn wake_by_ref(self: &Arc<Self>) {}
+}
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        WAKERS_DROPPED.fetch_add(1, SeqCst);
+    }
+}
+
+/// To drop a waker may need a lock that another thread of the parent held.
+#[test]
+fn a_child_drops_no_waker_of_its_parents() {
+    own_process!();
+    let allocator = one_cpu(Memory::anonymous(PAGES));
+    let pages = all_pages(&allocator);
+    let ask = || Box::pin(allocator.alloc_bulk_async::<_, Page>(Bulk::exact(1)));
+    let (first, second) = (ask(), ask());
+    let mut futures = Some([first, second]);
+    for future in futures.as_mut().unwrap() {
+        assert!(poll_once(future.as_mut(), &Arc::new(Dropped).into()).is_pending());
+    }
+    // The thread has called the waker of the first one, and taken that of no other one: it stands behind.
+    until("the first wake-up", || WAKERS_DROPPED.load(SeqCst) == 1);
+    in_child("drops and polls its parent's futures", || {
+        let [dropped, mut polled] = futures.take().unwrap();
+        drop(dropped);
+        assert!(poll_once(polled.as_mut(), Waker::noop()).is_pending());
+        drop(polled);
+        assert_eq!(WAKERS_DROPPED.load(SeqCst), 1, "the child dropped a waker of its parent's");
+    });
+    drop(futures);
+    assert_eq!(WAKERS_DROPPED.load(SeqCst), 2);
+    drop(pages);
+}
+
+/// Forks at its first call.
+#[derive(Default)]
+struct Forks {
+    child: std::sync::OnceLock<libc::pid_t>,
+}
+
+static IS_CHILD_OF_WAKER: AtomicBool = AtomicBool::new(false);
+
+impl Wake for Forks {
+    fn wake(self: Arc<Self>) {
+        self.child.get_or_init(|| {
+            let child = fork();
+            if child == 0 {
+                IS_CHILD_OF_WAKER.store(true, SeqCst);
+                // SAFETY: has the signal end this process, which is the copy of the thread that calls wakers.
+                unsafe { libc::alarm(1) };
+            }
+            child
+        });
+    }
+}
+
+/// Ends a child with 7.
+#[derive(Default)]
+struct EndsChild {
+    is_called: AtomicBool,
+}
+
+impl Wake for EndsChild {
+    fn wake(self: Arc<Self>) {
+        self.is_called.store(true, SeqCst);
+        if IS_CHILD_OF_WAKER.load(SeqCst) {
+            // SAFETY: ends the process, without running anything of the parent's.
+            unsafe { libc::_exit(7) };
+        }
+    }
+}
+
+/// The child goes on as the thread that calls wakers. It knows tasks of its parent's that were due before.
+#[test]
+fn a_waker_that_forks_has_its_child_call_no_waker_of_its_parents() {
+    own_process!();
+    let (first, second) = (one_cpu(Memory::anonymous(PAGES)), one_cpu(Memory::anonymous(PAGES)));
+    let pages = [all_pages(&first), all_pages(&second)];
+    let ends = Arc::new(EndsChild::default());
+    let mut known = pin!(first.alloc_bulk_async::<_, Page>(Bulk::exact(1)));
+    let mut poll_known = || assert!(poll_once(known.as_mut(), &ends.clone().into()).is_pending());
+    poll_known();
+    until("the first wake-up", || ends.is_called.load(SeqCst));
+    poll_known();
+    let forks = Arc::new(Forks::default());
+    let mut future = pin!(second.alloc_bulk_async::<_, Page>(Bulk::exact(1)));
+    assert!(poll_once(future.as_mut(), &forks.clone().into()).is_pending());
+    until("the fork", || {
+        poll_known();
+        forks.child.get().is_some()
+    });
+    assert_eq!(wait_for(*forks.child.get().unwrap()), libc::SIGALRM, "the child called a waker of its parent's");
+    drop(pages);
+}
+
+/// A waker whose drop panics, as that of each of its clones does. To wake does not drop it.
+fn panics_when_dropped() -> Waker {
+    const TABLE: RawWakerVTable = RawWakerVTable::new(
+        |_| RawWaker::new(std::ptr::null(), &TABLE),
+        |_| (),
+        |_| (),
+        |_| panic!("a waker that panics on purpose"),
+    );
+    // SAFETY: the functions use no data.
+    unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &TABLE)) }
+}
+
+#[test]
+fn a_waker_whose_drop_panics_leaves_nothing_charged() {
+    let allocator = one_cpu(Memory::anonymous(PAGES));
+    for is_exact in [true, false] {
+        // The thread that calls wakers may take the waker before the poll drops it.
+        until("a poll that drops the waker", || {
+            let account = Account::new(PageCount::new(100));
+            let mut future: Pin<Box<dyn Future<Output = _>>> = match is_exact {
+                true => Box::pin(allocator.alloc_bulk_async::<_, Page>(Bulk::exact(4).account(&account))),
+                false => Box::pin(allocator.alloc_bulk_async::<_, Page>(Bulk::up_to(4).account(&account))),
+            };
+            let mut pages = all_pages(&allocator);
+            assert!(poll_once(future.as_mut(), Waker::noop()).is_pending());
+            pages.truncate(PAGES - 4);
+            let waker = ManuallyDrop::new(panics_when_dropped());
+            let poll = catch_unwind(AssertUnwindSafe(|| poll_once(future.as_mut(), &waker).map(drop)));
+            drop((future, pages));
+            assert_all_back(&allocator);
+            assert_eq!(account.charged().get(), if poll.is_ok() { 4 } else { 0 });
+            poll.is_err()
+        });
+    }
 }
 
 #[test]

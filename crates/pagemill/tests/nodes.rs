@@ -1,10 +1,12 @@
 //! Where pages come from when there are several nodes: nodes and CPUs that are not there, so that every number is
 //! exact (C3.6, C3.7, C3.12, C3.13).
-use crate::common::{self, EXACT_FORMS, FORMS, all, bulk, fake_cpu, go_to, singles};
+use crate::common::{self, EXACT_FORMS, FORMS, all, bulk, fake_cpu, go_to, poll_once, singles};
 use pagemill::{
     Allocator, Block, BlockList, Bulk, Delivered, Error, Gfp, InvalidRequest, Memory, NodeId, NodeMask, Order, Page,
     PageList, Policy, Shortfall, Stats, Watermarks, Why,
 };
+use std::pin::pin;
+use std::task::{Poll, Waker};
 
 fn node(id: usize) -> NodeId {
     NodeId::new(id).unwrap()
@@ -314,6 +316,34 @@ fn thisnode_returns_no_remote_page() {
     // Without the flag there is more than enough.
     assert_eq!(bulk(&allocator, Bulk::up_to(8)).0.len(), 8);
     drop(pages);
+    assert_all_back(&allocator);
+}
+
+/// Its place in line, and those behind it, are for memory of the node that it began on.
+#[test]
+fn a_task_that_waits_for_this_node_keeps_its_node_on_other_cpus() {
+    let allocator = four_nodes(64);
+    let map = Map::of(&allocator, 4, 64);
+    for policy in [Policy::Local, Policy::Bind(mask(&[0, 3]))] {
+        go_to(0);
+        let gfp = Gfp::KERNEL | Gfp::THISNODE;
+        let mut pages = all(&allocator, gfp);
+        assert_eq!(map.count(&pages), [64, 0, 0, 0]);
+        let mut some = pin!(allocator.alloc_bulk_async::<_, Page>(Bulk::up_to(3).gfp(gfp).policy(policy)));
+        let mut both = pin!(allocator.alloc_bulk_async::<_, Page>(Bulk::exact(2).gfp(gfp).policy(policy)));
+        assert!(poll_once(some.as_mut(), Waker::noop()).is_pending());
+        assert!(poll_once(both.as_mut(), Waker::noop()).is_pending());
+        go_to(6);
+        assert!(poll_once(some.as_mut(), Waker::noop()).is_pending(), "it took memory of another node");
+        assert!(poll_once(both.as_mut(), Waker::noop()).is_pending(), "it took memory of another node");
+        pages.truncate(61);
+        let Poll::Ready(some) = poll_once(some, Waker::noop()) else { panic!("three pages of its node are free") };
+        pages.truncate(59);
+        let Poll::Ready(both) = poll_once(both, Waker::noop()) else { panic!("two pages of its node are free") };
+        let mut lists = [some.unwrap(), both.unwrap()];
+        let got: Vec<Page> = lists.iter_mut().flat_map(|list| core::iter::from_fn(|| list.pop())).collect();
+        assert_eq!(map.count(&got), [5, 0, 0, 0]);
+    }
     assert_all_back(&allocator);
 }
 

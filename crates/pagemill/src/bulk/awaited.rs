@@ -34,7 +34,12 @@ impl Allocator {
     /// - **Wakers are called on a thread of Pagemill's**, which the first request that waits starts. A free calls none,
     ///   so a signal handler may free (C2.5). That one thread calls all wakers of the process, so a waker must not block.
     /// - **A future that is woken and not polled** keeps its place. After about a second without a poll, the request
-    ///   behind it is tried as well. While the future exists, the per-CPU lists stay shut: every free goes to the zone.
+    ///   behind it is tried as well; behind several such futures, after about two seconds. While the future exists, the
+    ///   per-CPU lists stay shut: every free goes to the zone. If it was overtaken often before, freed memory was kept for
+    ///   it. After two seconds without a poll, another request that may wait or background reclaim ends that; requests
+    ///   that may not wait fail until then.
+    /// - **In the child of a fork** no waker of the parent's is called or dropped. A future that was pending at the fork is
+    ///   not woken there: poll it once, and it waits in the child.
     /// - **With [`RETRY_MAYFAIL`](Gfp::RETRY_MAYFAIL)** an `up_to` keeps what came while it waits for the rest. Two such
     ///   futures can wait for each other's pages for ever; a sleeping request gives up.
     ///
@@ -86,6 +91,7 @@ impl Allocator {
         }
         request.begin(self.zones())?;
         request.effort = Effort::Take;
+        request.stay_on_node(self.zones());
         // A thread inside of a shrinker must not wait for memory that others reclaim.
         let may_wait = request.gfp.may_wait() && !request.gfp.contains(Gfp::NORETRY) && !is_reclaiming();
         match request.least {
@@ -95,27 +101,30 @@ impl Allocator {
     }
 
     /// For a request that must have some blocks at once.
-    async fn await_all<T: Owned>(&self, mut request: Request<'_>, may_wait: bool) -> Result<List<T>, Error> {
-        let (zones, needed, mut got) = (self.zones(), request.least, 0);
+    async fn await_all<T: Owned>(&self, request: Request<'_>, may_wait: bool) -> Result<List<T>, Error> {
+        let (zones, needed) = (self.zones(), request.least);
         let lack = request.lack(zones, needed);
-        let mut served = None;
+        let mut hand = InHand::new(request);
+        let mut is_served = false;
         if !may_wait || !zones.waits.has(lack) {
             let is_worth_it = !request.gfp.may_wait() || needed <= Batch::CAPACITY || zones.has_enough(lack);
-            served = if is_worth_it { self.take_list(&mut request, needed, &mut got) } else { None };
+            is_served = is_worth_it && hand.take(self, request.most, needed);
         }
-        if served.is_none() {
+        if !is_served {
             zones.check_lack(lack, request.gfp)?;
-            if may_wait && !request.is_refused(needed) {
-                let cancel = request.cancel;
-                let attempt = || {
-                    let list = zones.has_enough(lack).then(|| self.take_list(&mut request, needed, &mut got)).flatten();
-                    // If the request is refused, waiting cannot help.
-                    if list.is_none() && request.is_refused(needed) { Some(None) } else { list.map(Some) }
+            if may_wait && !hand.request.is_refused(needed) {
+                let attempt = || match zones.has_enough(lack) && hand.take(self, request.most, needed) {
+                    false if hand.request.is_refused(needed) => Some(false), // Waiting cannot help.
+                    is_taken => is_taken.then_some(true),
                 };
-                served = zones.await_in_line(lack, cancel, attempt).await.flatten();
+                is_served = zones.await_in_line(lack, request.cancel, attempt).await == Some(true);
             }
         }
-        let Some(list) = served else { return Err(request.missed(self, got)) };
+        let got = hand.got;
+        let (request, list) = hand.open();
+        if !is_served {
+            return Err(request.missed(self, got));
+        }
         self.delivered(&request, list.len())?;
         Ok(list)
     }
@@ -123,7 +132,7 @@ impl Allocator {
     /// For a request that takes as many as there are: it waits for one, or for all with `RETRY_MAYFAIL`.
     async fn await_some<T: Owned>(&self, request: Request<'_>, may_wait: bool) -> Result<List<T>, Error> {
         let (zones, lack) = (self.zones(), request.lack(self.zones(), 1));
-        let mut hand = InHand { list: List::of_order(request.order), request };
+        let mut hand = InHand::new(request);
         loop {
             // Another request for the same memory came first.
             if !may_wait || !zones.waits.has(lack) {
@@ -154,13 +163,19 @@ impl Allocator {
 struct InHand<'r, T: Owned> {
     list: List<T>,
     request: Request<'r>,
+    /// The blocks that the last attempt had, also if it gave them back.
+    got: usize,
 }
 
 impl<'r, T: Owned> InHand<'r, T> {
+    fn new(request: Request<'r>) -> Self {
+        Self { list: List::of_order(request.order), request, got: 0 }
+    }
+
     /// Takes until it has `most`, `needed` more at least. Returns whether it has.
     fn take(&mut self, allocator: &Allocator, most: usize, needed: usize) -> bool {
         let mut part = Request { most: most - self.list.len(), ..self.request };
-        let taken = allocator.take_list(&mut part, needed, &mut 0);
+        let taken = allocator.take_list(&mut part, needed, &mut self.got);
         self.request.commit = part.commit;
         taken.map(|list| self.list.join(list)).is_some()
     }

@@ -206,14 +206,16 @@ impl Allocator {
         attempt: &mut dyn FnMut(&mut Request<'_>) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let zones = self.zones();
+        request.stay_on_node(zones);
         let (context, lack) = (request.context(zones), request.lack(zones, needed));
         zones.check_lack(lack, context.gfp)?;
         if crate::reclaim::is_reclaiming() || request.is_refused(needed) {
             return Ok(None);
         }
         if !zones.may_wait_in_line(&context, lack) {
-            // The line was left meanwhile, or frames are on their way from one CPU to another.
-            let may_try = !is_tried && zones.has_enough_soon(lack, &context);
+            // The line was left meanwhile, frames are on their way from one CPU to another, or a task has claimed them.
+            let may_try = zones.end_idle_claim() || !is_tried;
+            let may_try = may_try && zones.has_enough_soon(lack, &context);
             return Ok(if may_try { attempt(request) } else { None });
         }
         request.effort = Effort::Take; // While it stands in line, the line calls the shrinkers.

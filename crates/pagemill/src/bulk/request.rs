@@ -376,6 +376,19 @@ impl<'a> Request<'a> {
         }
     }
 
+    /// Fixes the node that `THISNODE` means. A request that waits may go on on another CPU, and must look for memory where it
+    /// stands in line for it.
+    pub(super) fn stay_on_node(&mut self, zones: &Zones) {
+        match self.policy.unwrap_or(zones.policy()) {
+            Policy::Interleave(_) => {}
+            policy if self.gfp.contains(Gfp::THISNODE) => {
+                self.nodes = self.nodes.and(policy.nodes());
+                self.policy = Some(Policy::Preferred(policy.first(zones.node())));
+            }
+            _ => {}
+        }
+    }
+
     /// The memory that it lacks when it must have so many blocks at once.
     pub(super) fn lack(&self, zones: &Zones, blocks: usize) -> Lack {
         let context = self.context(zones);

@@ -22,6 +22,7 @@ impl<S: Source> Mempool<S> {
     /// [`Allocator::alloc_bulk_async`](crate::Allocator::alloc_bulk_async).
     ///
     /// While it waits, the pool refuses requests that may not wait (C5.3), also if the future was woken and is not polled.
+    /// In the child of a fork it is not woken until it was polled there.
     ///
     /// The future is [`Send`] if the source is [`Sync`].
     ///
