@@ -1,12 +1,12 @@
 //! Requests that are awaited (C3.18): served in the lines of sleeping threads, on any executor. Dropped at any time they
 //! leave nothing behind. No poll calls a shrinker, and no free a waker.
 use crate::common::{
-    Calls, Drops, EXECUTORS, HOUR, IN_ORDER, Job, Rng, Run, all, allocator, allocators, assert_all_back, block_on, fork,
-    in_child, one_cpu, poll_once, until, until_waiting, wait_for,
+    Calls, Drops, EXECUTORS, HOUR, IN_ORDER, Job, Rng, Run, all, allocator, allocators, assert_all_back, block_on,
+    fork, in_child, one_cpu, poll_once, until, until_waiting, wait_for,
 };
 use pagemill::{
-    Account, Allocator, Block, BlockList, Bulk, Cancel, Error, Exact, Gfp, InvalidRequest, Memory, Mempool, Order, Page,
-    PageCount, PageList, PagePool, Pooled, Why,
+    Account, Allocator, Block, BlockList, Bulk, Cancel, Error, Exact, Gfp, InvalidRequest, Memory, Mempool, Order,
+    Page, PageCount, PageList, PagePool, Pooled, Why,
 };
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
