@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use buddy_system_allocator::FrameAllocator;
-use pagemill::{Allocator, Block, Bulk, Gfp, Order, free_pages_bulk};
+use pagemill::{Allocator, Block, Bulk, Gfp, Order, Page, Run, free_pages_bulk};
 
 use crate::rows::c_peers::block_rows;
 use crate::rows::dma::{BlockRow, OneBlock, Shape, Singly, Source};
@@ -21,6 +21,9 @@ fn wear<B>(mut take: impl FnMut(u8) -> Option<B>) -> (Vec<B>, Vec<B>) {
     let free = held.split_off(held.len() / 10);
     (held, free)
 }
+
+/// Runs of neighbouring pages, one call each. Pages in bulk have no such form, so the catalogue has no such row.
+pub(crate) const CONTIG: &str = "pagemill-contig";
 
 /// The rows, each opened for one shape. For a [worn](wear) zone only those that have a zone.
 pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
@@ -42,6 +45,7 @@ pub(crate) fn rows(is_worn: bool) -> Vec<BlockRow> {
             BlockRow::of_source("pagemill-single", Kind::Ours, move |shape| Ok(Singly(blocks(shape)?))).on(label),
         );
         rows.push(BlockRow::of_source("pagemill-array", Kind::Ours, move |shape| Ok(InBulk(blocks(shape)?))).on(label));
+        rows.push(BlockRow::of_source(CONTIG, Kind::Ours, move |shape| Ok(Singly(Runs(blocks(shape)?)))).on(label));
     }
     rows.push(BlockRow::of_source("buddy-system", Kind::Peer, move |shape: Shape| {
         // Twice as many pages, so that there are enough aligned blocks wherever the region begins.
@@ -88,6 +92,31 @@ impl OneBlock for Blocks {
 
     fn at(block: &Block) -> NonNull<u8> {
         at(block)
+    }
+}
+
+/// As many neighbouring pages as a block has, aligned to a page.
+struct Runs(Blocks);
+
+impl OneBlock for Runs {
+    type Block = Run<Page>;
+
+    #[inline]
+    fn get(&mut self) -> Option<Run<Page>> {
+        self.0.allocator.alloc_contig(Gfp::KERNEL, self.0.order.frames() as usize).ok()
+    }
+
+    #[inline]
+    fn put(&mut self, run: Run<Page>) {
+        drop(run);
+    }
+
+    fn at(run: &Run<Page>) -> NonNull<u8> {
+        NonNull::new(run.as_ptr().cast_mut()).expect("a run is somewhere")
+    }
+
+    fn align(_bytes: usize) -> usize {
+        PAGE_BYTES
     }
 }
 

@@ -18,6 +18,7 @@ use std::ops::{Deref, DerefMut};
 
 #[cfg(test)]
 use crate::machine::Machine;
+use crate::rows::orders::CONTIG;
 use crate::rows::{Kind, Row};
 pub(crate) use pagemill_harness::rounds::{
     CellSamples, Effort, Sample, enough, enough_from, in_turns, measured, take_turn, take_turns,
@@ -62,8 +63,9 @@ impl Run<'_> {
 
     /// The rows of a table's own catalogue that were asked for.
     pub(crate) fn asked_for<N, O>(&self, rows: Vec<Row<N, O>>) -> Vec<Row<N, O>> {
+        let name_of = |row: &Row<N, O>| if row.name == CONTIG { "pagemill-single" } else { row.name };
         let is_asked_for =
-            |row: &Row<N, O>| self.rows.iter().any(|known| (known.name, known.backend) == (row.name, row.backend));
+            |row: &Row<N, O>| self.rows.iter().any(|known| (known.name, known.backend) == (name_of(row), row.backend));
         rows.into_iter().filter(is_asked_for).collect()
     }
 

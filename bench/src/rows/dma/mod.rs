@@ -103,6 +103,9 @@ pub(crate) trait OneBlock {
     fn device(&self, _block: &Self::Block) -> Option<u64> {
         None
     }
+    fn align(bytes: usize) -> usize {
+        bytes
+    }
     fn bytes_a_block(&self) -> Option<f64> {
         None
     }
@@ -141,6 +144,10 @@ impl<O: OneBlock> Source for Singly<O> {
 
     fn device(&self, block: &O::Block) -> Option<u64> {
         self.0.device(block)
+    }
+
+    fn align(bytes: usize) -> usize {
+        O::align(bytes)
     }
 
     fn bytes_a_block(&self) -> Option<f64> {
