@@ -1,5 +1,8 @@
 //! Requests to a pool that are awaited (C3.18): a future that waits in the pool's line without a thread.
-use super::{Callback, Mempool, PoolRef, Pooled, Source, Want, short};
+use super::pool::{Mempool, short};
+use super::pooled::{PoolRef, Pooled};
+use super::source::Source;
+use super::want::{Callback, Want};
 use crate::account::Account;
 use crate::bulk::{Bulk, Exact, Request};
 use crate::error::{Error, InvalidRequest};

@@ -2,7 +2,9 @@
 //!
 //! A handle is an element and a pointer to its pool. The pool's raw forms deliver plain elements, for programs that count
 //! nanoseconds or keep arrays of them.
-use super::{Array, Mempool, Source, Want, empty};
+use super::pool::Mempool;
+use super::source::Source;
+use super::want::{Array, Want, empty};
 use crate::bulk::{Bulk, Exact, Request};
 use crate::error::{Error, InvalidRequest};
 use core::fmt;
