@@ -461,6 +461,9 @@ impl DmaPool {
 /// refused.pool.destroy().unwrap();
 /// # Ok::<(), pagemill::DeviceError>(())
 /// ```
+#[derive(thiserror::Error)]
+#[error("the pool {} still has {out} block{} handed out; free {} first", pool.name(),
+    if *out == 1 { "" } else { "s" }, if *out == 1 { "it" } else { "them" })]
 #[non_exhaustive]
 pub struct BlocksOut {
     /// The pool, unchanged. If it is dropped with blocks out, its pages stay for ever, mapped for the device.
@@ -469,18 +472,12 @@ pub struct BlocksOut {
     pub out: usize,
 }
 
-impl fmt::Display for BlocksOut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (plural, them) = if self.out == 1 { ("", "it") } else { ("s", "them") };
-        write!(f, "the pool {} still has {} block{plural} handed out; free {them} first", self.pool.name(), self.out)
-    }
-}
+/// The sentence, as `Display`, for a `main` that returns this error.
 impl fmt::Debug for BlocksOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
-impl core::error::Error for BlocksOut {}
 
 /// A reference to a pool that does not keep it. A pool that was dropped with blocks out is still there: its blocks are.
 ///

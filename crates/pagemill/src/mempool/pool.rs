@@ -389,6 +389,8 @@ pub(super) fn short(request: &Request<'_>, got: usize, order: Order) -> Error {
 /// refused.pool.close().unwrap();
 /// # Ok::<(), pagemill::Error>(())
 /// ```
+#[derive(thiserror::Error)]
+#[error("the pool still has {out} element{} handed out; free them first", if *out == 1 { "" } else { "s" })]
 #[non_exhaustive]
 pub struct ElementsOut<S: Source> {
     /// The pool, unchanged.
@@ -397,15 +399,9 @@ pub struct ElementsOut<S: Source> {
     pub out: usize,
 }
 
-impl<S: Source> core::fmt::Display for ElementsOut<S> {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let plural = if self.out == 1 { "" } else { "s" };
-        write!(f, "the pool still has {} element{plural} handed out; free them first", self.out)
-    }
-}
+/// The sentence, as `Display`, for a `main` that returns this error.
 impl<S: Source> core::fmt::Debug for ElementsOut<S> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         core::fmt::Display::fmt(self, f)
     }
 }
-impl<S: Source> core::error::Error for ElementsOut<S> {}
