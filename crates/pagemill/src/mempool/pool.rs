@@ -15,7 +15,7 @@ use std::sync::PoisonError;
 /// A pool of elements with a reserve of `min_nr` of them. A request for up to `min_nr` elements that may wait always
 /// succeeds, as long as other owners free their elements.
 ///
-/// An element is a [`Pooled`] handle, which goes back to the pool when it is dropped; [`free_bulk`](Self::free_bulk)
+/// An element is a [`Pooled`](super::Pooled) handle, which goes back to the pool when it is dropped; [`free_bulk`](Self::free_bulk)
 /// returns many in one section. The raw forms ([`alloc_raw`](Self::alloc_raw) and others) deliver plain values, such as
 /// [`Page`]s, which return through [`free_raw`](Self::free_raw) and [`free_bulk_raw`](Self::free_bulk_raw). A plain
 /// value that is dropped instead goes to its allocator, past the reserve, and counts as handed out for ever.
