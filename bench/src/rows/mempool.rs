@@ -2,7 +2,7 @@
 //! they are dropped and with plain pages (`raw`). Once over an allocator that has pages, and once over one that has none
 //! left, so that every page comes from the reserve.
 
-use pagemill::{Allocator, Backend, Bulk, Gfp, Mempool, Page, PageList, PagePool, Pooled};
+use pagemill::{Allocator, Backend, Bulk, Gfp, Mempool, Page, PageList, PageMempool, Pooled};
 
 use crate::rows::pagemill::{BACKENDS, SPARE_PAGES, refused};
 use crate::rows::{Kind, Row, Site, Unavailable};
@@ -12,7 +12,7 @@ use crate::subject::{Runner, Subject};
 pub(crate) const POOL_PAGES: usize = 256;
 
 /// A handle of a page. The pools of rows are leaked, so that handles need no other lifetime.
-type Handle = Pooled<&'static PagePool>;
+type Handle = Pooled<&'static PageMempool>;
 
 /// The rows, each with its part of the table.
 pub(crate) fn rows() -> Vec<(&'static str, Row)> {
@@ -49,7 +49,7 @@ fn row<E: Element>(name: &'static str, label: &'static str, backend: Backend, fo
 }
 
 /// A pool with a full reserve; with `is_dry` its allocator has no other pages.
-pub(crate) fn pool(backend: Backend, is_dry: bool) -> Result<(Allocator, PagePool, PageList), Unavailable> {
+pub(crate) fn pool(backend: Backend, is_dry: bool) -> Result<(Allocator, PageMempool, PageList), Unavailable> {
     let pages = POOL_PAGES + SPARE_PAGES;
     let allocator = Allocator::builder().pages(pages).backend(backend).build().map_err(refused)?;
     let pool = Mempool::pages(&allocator, POOL_PAGES).map_err(refused)?;
@@ -73,11 +73,11 @@ enum Form {
 
 /// A pool's page as a program has it.
 trait Element: Sized + Send + 'static {
-    fn one(pool: &'static PagePool) -> Option<Self>;
-    fn fill(pool: &'static PagePool, slots: &mut [Option<Self>]) -> bool;
-    fn each(pool: &'static PagePool, n: usize, put: impl FnMut(Self)) -> bool;
-    fn free(self, pool: &PagePool);
-    fn free_bulk(pool: &PagePool, slots: &mut [Option<Self>]);
+    fn one(pool: &'static PageMempool) -> Option<Self>;
+    fn fill(pool: &'static PageMempool, slots: &mut [Option<Self>]) -> bool;
+    fn each(pool: &'static PageMempool, n: usize, put: impl FnMut(Self)) -> bool;
+    fn free(self, pool: &PageMempool);
+    fn free_bulk(pool: &PageMempool, slots: &mut [Option<Self>]);
     fn addr(&self) -> usize;
 }
 
@@ -87,23 +87,23 @@ fn all(n: usize) -> Bulk<'static, pagemill::Exact, Page> {
 
 impl Element for Handle {
     #[inline]
-    fn one(pool: &'static PagePool) -> Option<Self> {
+    fn one(pool: &'static PageMempool) -> Option<Self> {
         pool.alloc(Gfp::NOIO).ok()
     }
     #[inline]
-    fn fill(pool: &'static PagePool, slots: &mut [Option<Self>]) -> bool {
+    fn fill(pool: &'static PageMempool, slots: &mut [Option<Self>]) -> bool {
         pool.alloc_bulk_array(all(slots.len()), slots).is_ok()
     }
     #[inline]
-    fn each(pool: &'static PagePool, n: usize, put: impl FnMut(Self)) -> bool {
+    fn each(pool: &'static PageMempool, n: usize, put: impl FnMut(Self)) -> bool {
         pool.alloc_bulk_callback(all(n), put).is_ok()
     }
     #[inline]
-    fn free(self, _: &PagePool) {
+    fn free(self, _: &PageMempool) {
         drop(self);
     }
     #[inline]
-    fn free_bulk(pool: &PagePool, slots: &mut [Option<Self>]) {
+    fn free_bulk(pool: &PageMempool, slots: &mut [Option<Self>]) {
         pool.free_bulk(slots);
     }
     fn addr(&self) -> usize {
@@ -113,23 +113,23 @@ impl Element for Handle {
 
 impl Element for Page {
     #[inline]
-    fn one(pool: &'static PagePool) -> Option<Self> {
+    fn one(pool: &'static PageMempool) -> Option<Self> {
         pool.alloc_raw(Gfp::NOIO).ok()
     }
     #[inline]
-    fn fill(pool: &'static PagePool, slots: &mut [Option<Self>]) -> bool {
+    fn fill(pool: &'static PageMempool, slots: &mut [Option<Self>]) -> bool {
         pool.alloc_bulk_array_raw(all(slots.len()), slots).is_ok()
     }
     #[inline]
-    fn each(pool: &'static PagePool, n: usize, put: impl FnMut(Self)) -> bool {
+    fn each(pool: &'static PageMempool, n: usize, put: impl FnMut(Self)) -> bool {
         pool.alloc_bulk_callback_raw(all(n), put).is_ok()
     }
     #[inline]
-    fn free(self, pool: &PagePool) {
+    fn free(self, pool: &PageMempool) {
         pool.free_raw(self);
     }
     #[inline]
-    fn free_bulk(pool: &PagePool, slots: &mut [Option<Self>]) {
+    fn free_bulk(pool: &PageMempool, slots: &mut [Option<Self>]) {
         pool.free_bulk_raw(slots);
     }
     fn addr(&self) -> usize {
@@ -139,14 +139,14 @@ impl Element for Page {
 
 struct Taker<E> {
     form: Form,
-    pool: &'static PagePool,
+    pool: &'static PageMempool,
     slots: Vec<Option<E>>,
     len: usize,
     _rest: PageList,
 }
 
 impl<E: Element> Taker<E> {
-    fn new(form: Form, pool: &'static PagePool, rest: PageList) -> Self {
+    fn new(form: Form, pool: &'static PageMempool, rest: PageList) -> Self {
         Self { form, pool, slots: (0..POOL_PAGES).map(|_| None).collect(), len: 0, _rest: rest }
     }
 }

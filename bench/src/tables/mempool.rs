@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use pagemill::{Bulk, Gfp, Page, PagePool};
+use pagemill::{Bulk, Gfp, Page, PageMempool};
 
 use crate::Error;
 use crate::machine;
@@ -51,7 +51,7 @@ pub(crate) fn mempool(run: &mut Run) -> Result<Vec<Record>, Error> {
 
 /// How long each request of each thread took, in nanoseconds, sorted. Each request takes the whole reserve, writes a
 /// byte to each page and frees them.
-fn waits(pool: &PagePool, allowed: &[usize], requests: usize) -> Vec<f64> {
+fn waits(pool: &PageMempool, allowed: &[usize], requests: usize) -> Vec<f64> {
     let of_one = || {
         // On any processor: the measuring thread, which starts these, is bound to one.
         let _ = machine::pin_to_all(allowed);

@@ -52,6 +52,10 @@ pub(crate) mod sync {
     }
     /// No thread forks here.
     pub(crate) fn no_fork() {}
+    pub(crate) use loom::cell::UnsafeCell;
+    pub(crate) fn let_others_on(_turn: u32) {
+        loom::thread::yield_now();
+    }
     pub(crate) struct Stamp;
     impl Stamp {
         pub(crate) fn here() -> Self {

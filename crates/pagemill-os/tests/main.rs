@@ -13,8 +13,10 @@ mod loom_lists;
 #[cfg(loom)]
 mod loom_locks;
 #[cfg(loom)]
+mod loom_ring;
+#[cfg(loom)]
 mod loom_waits;
-// The source file of `pagemill` that `loom_waits` includes expects it here.
+// The source files of `pagemill` that `loom_waits` and `loom_ring` include expect it here.
 #[cfg(loom)]
 use loom_waits::sync;
 #[cfg(not(any(loom, miri)))]

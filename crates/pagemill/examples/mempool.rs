@@ -1,15 +1,15 @@
 //! Progress when memory is out: two writers share a reserve that is enough for one of them at a time.
 //!
 //! `cargo run -p pagemill --example mempool`
-use pagemill::{Allocator, Bulk, Error, Gfp, Mempool, PageList, PagePool, Pooled};
+use pagemill::{Allocator, Bulk, Error, Gfp, Mempool, PageList, PageMempool, Pooled};
 
 /// Pages that one write has. A request for more than the reserve could wait for ever, and is refused.
 const PAGES: usize = 64;
 
 /// Writes `rounds` times: takes all pages at once, fills them, and frees them. A writer that held some while asking for more could
 /// wait for another that does the same. An early `?` loses nothing: the handles in `pages` go back to the pool.
-fn write(pool: &PagePool, rounds: usize, mark: u8) -> Result<(), Error> {
-    let mut pages: [Option<Pooled<&PagePool>>; PAGES] = [const { None }; PAGES];
+fn write(pool: &PageMempool, rounds: usize, mark: u8) -> Result<(), Error> {
+    let mut pages: [Option<Pooled<&PageMempool>>; PAGES] = [const { None }; PAGES];
     for _ in 0..rounds {
         // NOIO: a shrinker that writes pages out would come back here.
         pool.alloc_bulk_array(Bulk::exact(PAGES).gfp(Gfp::NOIO), &mut pages)?;

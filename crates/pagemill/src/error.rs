@@ -152,6 +152,22 @@ pub enum InvalidRequest {
         /// The pool's reserve.
         min_nr: usize,
     },
+    /// The size of a page pool's ring is out of range.
+    #[error("a ring of {slots} slots is out of range: it may have 1 to {max}")]
+    RingSize {
+        /// The number of slots asked for.
+        slots: usize,
+        /// The largest number that is accepted.
+        max: usize,
+    },
+    /// A fragment is as long as a page at most.
+    #[error("a fragment of {bytes} bytes is out of range: this pool's have 1 to {max}")]
+    FragmentSize {
+        /// The length asked for.
+        bytes: usize,
+        /// The length of a page, or of a block, of the pool.
+        max: usize,
+    },
     /// No CPU has this number.
     #[error("there is no CPU {cpu}: {cpus} CPUs have lists, numbered from 0")]
     NoSuchCpu {

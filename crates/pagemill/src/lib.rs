@@ -114,6 +114,7 @@ mod list;
 mod memory;
 mod mempool;
 mod misuse;
+mod page_pool;
 mod path;
 #[cfg(all(test, not(any(miri, shuttle))))]
 #[path = "../../../tests/patience.rs"]
@@ -172,8 +173,11 @@ pub use handle::{Block, Owned, Page, Pages, free_pages_bulk};
 pub use in_flight::InFlight;
 pub use list::{BlockList, List, PageList};
 pub use memory::Memory;
-pub use mempool::{BlockPool, ElementsOut, Mempool, MempoolStats, PagePool, PageSource, Pair, PoolRef, Pooled, Source};
+pub use mempool::{
+    BlockMempool, ElementsOut, Mempool, MempoolStats, PageMempool, PageSource, Pair, PoolRef, Pooled, Source,
+};
 pub use misuse::{foreign_frees, on_misuse};
+pub use page_pool::{Ending, Frag, PagePool, PagePoolStats, PoolPage};
 pub use pagemill_core::{
     BuddyInfo, CpuId, Exhausted, Gfp, Invalid, Misfit, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order,
     PAGE_SIZE, PageCount, Pfn, Policy, Shortfall, Watermarks, Why, ZoneKind,

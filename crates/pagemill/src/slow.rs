@@ -17,6 +17,7 @@ use crate::context::{AllocContext, Effort};
 use crate::error::{Error, InvalidRequest};
 use crate::reclaim;
 use crate::shared::Lack;
+use crate::sync::let_others_on;
 use crate::tasks::InLine;
 use crate::wait::Cancel;
 use crate::walk::Walk;
@@ -30,18 +31,8 @@ use pagemill_os::Batch;
 /// Rounds of reclaim before a request takes a seat in line, whatever number of pages the shrinkers report; and rounds in line before
 /// it gives up. As many as the kernel's `MAX_RECLAIM_RETRIES`.
 const ROUNDS: u32 = 16;
-/// Times that a request looks again while other threads move frames between a list and the zone: at once at first, then every 50 us,
-/// 20 ms in all. A thread that was preempted while it moved frames runs again in that time.
+/// Times that a request looks again while other threads move frames between a list and the zone ([`let_others_on`]): 20 ms in all. A thread that was preempted while it moved frames runs again in that time.
 const TURNS: u32 = 400;
-const AT_ONCE: u32 = 32;
-
-fn let_others_on(turn: u32) {
-    if turn < AT_ONCE {
-        std::thread::yield_now();
-    } else {
-        std::thread::sleep(core::time::Duration::from_micros(50));
-    }
-}
 
 /// The zone and the first frame of a block.
 pub(crate) type Taken = (&'static Zone, Pfn);

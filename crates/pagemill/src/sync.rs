@@ -33,3 +33,29 @@ pub(crate) fn survive<T>(work: impl FnOnce() -> T) -> Option<T> {
     }
     None
 }
+
+/// Lets other threads run, at turn 0, 1, and so on of waiting for one of them: at once at first, then for 50 us.
+pub(crate) fn let_others_on(turn: u32) {
+    const AT_ONCE: u32 = 32;
+    #[cfg(shuttle)]
+    return shuttle::thread::yield_now();
+    #[cfg(not(shuttle))]
+    match turn {
+        0..AT_ONCE => std::thread::yield_now(),
+        _ => std::thread::sleep(core::time::Duration::from_micros(50)),
+    }
+}
+
+/// A cell that one thread at a time has. Models have loom's, which checks that.
+#[derive(Debug)]
+pub(crate) struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
+
+impl<T> UnsafeCell<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(core::cell::UnsafeCell::new(value))
+    }
+    #[inline]
+    pub(crate) fn with_mut<R>(&self, change: impl FnOnce(*mut T) -> R) -> R {
+        change(self.0.get())
+    }
+}

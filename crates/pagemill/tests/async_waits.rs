@@ -6,7 +6,7 @@ use crate::common::{
 };
 use pagemill::{
     Account, Allocator, Block, BlockList, Bulk, Cancel, Error, Exact, Gfp, InvalidRequest, Memory, Mempool, Order,
-    Page, PageCount, PageList, PagePool, Pooled, Why,
+    Page, PageCount, PageList, PageMempool, Pooled, Why,
 };
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,7 @@ const PAGES: usize = 64;
 type Served = Arc<Mutex<Vec<(usize, usize)>>>;
 
 /// A request to a pool.
-type Awaited<'p> = Pin<Box<dyn Future<Output = Result<Vec<Pooled<&'p PagePool>>, Error>> + 'p>>;
+type Awaited<'p> = Pin<Box<dyn Future<Output = Result<Vec<Pooled<&'p PageMempool>>, Error>> + 'p>>;
 
 fn all_pages(allocator: &Allocator) -> Vec<Page> {
     let pages = all(allocator, Gfp::NOWAIT);
@@ -120,7 +120,7 @@ fn ten_thousand_requests_dropped_at_random_lose_nothing() {
 fn ten_thousand_requests_to_a_pool_dropped_at_random_lose_nothing() {
     for (name, run) in EXECUTORS {
         let allocator = allocator(16);
-        let pool: Arc<PagePool> = Arc::new(Mempool::pages(&allocator, 16).unwrap());
+        let pool: Arc<PageMempool> = Arc::new(Mempool::pages(&allocator, 16).unwrap());
         let mut out: Vec<_> = (0..16).map(|_| pool.alloc(Gfp::NOIO).unwrap()).collect();
         let (served, drops): (Served, Vec<_>) = (Served::default(), (0..REQUESTS).map(|_| Drops::default()).collect());
         let job = |(number, drops): (usize, &Drops)| -> Job {

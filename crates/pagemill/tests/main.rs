@@ -24,6 +24,8 @@ cfg_if! {
         #[cfg(miri)]
         mod miri_ends;
         #[cfg(miri)]
+        mod miri_page_pool;
+        #[cfg(miri)]
         mod miri_portable;
         #[cfg(shuttle)]
         mod shuttle_mempool;
@@ -53,11 +55,13 @@ cfg_if! {
         mod mempool;
         mod miri_dma_pool;
         mod miri_ends;
+        mod miri_page_pool;
         mod miri_portable;
         mod mixed_kinds;
         mod model;
         mod model_nodes;
         mod nodes;
+        mod page_pool;
         mod placement;
         mod pooled;
         mod pressure;

@@ -2,7 +2,7 @@
 use crate::common::one_cpu;
 use pagemill::{
     Allocator, Bulk, Device, DmaPool, Error, Faults, Gfp, Identity, InFlight, Memory, Mempool, Page, PageList,
-    PagePool, Pooled,
+    PageMempool, Pooled,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 const RESERVE: usize = 16;
 
 /// A pool whose allocator has nothing left but the pool's reserve.
-fn dry_pool() -> (Allocator, PagePool, PageList) {
+fn dry_pool() -> (Allocator, PageMempool, PageList) {
     let allocator = one_cpu(Memory::anonymous(RESERVE + 100));
     let pool = Mempool::pages(&allocator, RESERVE).unwrap();
     let mut rest = PageList::new();
@@ -20,13 +20,13 @@ fn dry_pool() -> (Allocator, PagePool, PageList) {
     (allocator, pool, rest)
 }
 
-type Slots<'p> = Vec<Option<Pooled<&'p PagePool>>>;
+type Slots<'p> = Vec<Option<Pooled<&'p PageMempool>>>;
 
 fn empty<'p>(count: usize) -> Slots<'p> {
     (0..count).map(|_| None).collect()
 }
 
-fn all_of(pool: &PagePool) -> Result<Slots<'_>, Error> {
+fn all_of(pool: &PageMempool) -> Result<Slots<'_>, Error> {
     let mut all = empty(RESERVE);
     pool.alloc_bulk_array(Bulk::exact(RESERVE).gfp(Gfp::NOWAIT), &mut all)?;
     Ok(all)
@@ -130,7 +130,7 @@ fn an_owned_handle_keeps_its_pool() {
     let allocator = one_cpu(Memory::anonymous(64));
     let pool = Arc::new(Mempool::pages(&allocator, RESERVE).unwrap());
     let one = pool.alloc_owned(Gfp::NOIO).unwrap();
-    let mut many: [Option<Pooled<Arc<PagePool>>>; 4] = [const { None }; 4];
+    let mut many: [Option<Pooled<Arc<PageMempool>>>; 4] = [const { None }; 4];
     pool.alloc_bulk_array_owned(Bulk::exact(4).gfp(Gfp::NOIO), &mut many).unwrap();
     drop(pool);
     assert_eq!(Pooled::pool(&one).stats().out, 5);
@@ -143,9 +143,9 @@ fn an_owned_handle_keeps_its_pool() {
 #[test]
 fn a_handle_of_a_page_has_two_words_and_so_has_its_option() {
     let two = 2 * size_of::<usize>();
-    assert_eq!(size_of::<Pooled<&PagePool>>(), two);
-    assert_eq!(size_of::<Option<Pooled<&PagePool>>>(), two);
-    assert_eq!(size_of::<Option<Pooled<Arc<PagePool>>>>(), two);
+    assert_eq!(size_of::<Pooled<&PageMempool>>(), two);
+    assert_eq!(size_of::<Option<Pooled<&PageMempool>>>(), two);
+    assert_eq!(size_of::<Option<Pooled<Arc<PageMempool>>>>(), two);
 }
 
 /// A program that says `?` wherever it can, while acquisitions fail at random: reserves and pools are whole at the end.

@@ -1,7 +1,7 @@
 //! Pages, blocks, runs and pooled handles as buffers of runtimes over io_uring (features `compio`, `monoio`, `tokio-uring`):
 //! they are written to a file and read back, and the memory is whole at the end.
 use crate::common::one_cpu;
-use pagemill::{Allocator, Block, Bulk, Gfp, Memory, Mempool, Order, Page, PagePool, Pooled, Run};
+use pagemill::{Allocator, Block, Bulk, Gfp, Memory, Mempool, Order, Page, PageMempool, Pooled, Run};
 use std::sync::Arc;
 
 const RESERVE: usize = 4;
@@ -11,13 +11,13 @@ struct Buffers {
     page: Page,
     block: Block,
     run: Run<Block>,
-    pooled: Pooled<Arc<PagePool>>,
+    pooled: Pooled<Arc<PageMempool>>,
 }
 
 /// Where each of them is in the file.
 const PLACES: [u64; 4] = [0, 4096, 5 * 4096, 13 * 4096];
 
-fn buffers(allocator: &Allocator, pool: &Arc<PagePool>, byte: u8) -> Buffers {
+fn buffers(allocator: &Allocator, pool: &Arc<PageMempool>, byte: u8) -> Buffers {
     let (order, mut runs) = (Order::new(3).unwrap(), Vec::new());
     allocator.alloc_pages_bulk_runs(Bulk::exact(1).order(order), &mut runs).unwrap();
     let mut buffers = Buffers {

@@ -37,7 +37,7 @@ mod stats;
 mod take;
 mod want;
 
-pub use pool::{BlockPool, ElementsOut, Mempool, PagePool};
+pub use pool::{BlockMempool, ElementsOut, Mempool, PageMempool};
 pub use pooled::{PoolRef, Pooled};
 pub use source::{PageSource, Pair, Source};
 pub use stats::MempoolStats;

@@ -79,9 +79,9 @@ impl<T> core::fmt::Debug for Reserve<T> {
 }
 
 /// A pool of pages.
-pub type PagePool = Mempool<PageSource<Page>>;
+pub type PageMempool = Mempool<PageSource<Page>>;
 /// A pool of blocks of one order.
-pub type BlockPool = Mempool<PageSource<Block>>;
+pub type BlockMempool = Mempool<PageSource<Block>>;
 
 /// The locked reserve. No fork begins while it is locked.
 pub(super) struct Held<'p, T> {
@@ -119,7 +119,7 @@ impl Mempool<PageSource<Page>> {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn pages(allocator: &Allocator, min_nr: usize) -> Result<Self, Error> {
-        Self::new(PageSource::new(allocator, Order::ZERO), min_nr)
+        Self::new(PageSource::pages(allocator), min_nr)
     }
 }
 
@@ -138,7 +138,7 @@ impl Mempool<PageSource<Block>> {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn blocks(allocator: &Allocator, order: Order, min_nr: usize) -> Result<Self, Error> {
-        Self::new(PageSource::new(allocator, order), min_nr)
+        Self::new(PageSource::blocks(allocator, order), min_nr)
     }
 }
 

@@ -36,18 +36,18 @@ impl<S: Source, P: Deref<Target = Mempool<S>>> PoolRef for P {
 /// words, and so has its `Option`.
 ///
 /// ```
-/// use pagemill::{Allocator, Bulk, Gfp, Mempool, PagePool, Pooled};
-/// let pool: PagePool = Mempool::pages(&Allocator::builder().pages(64).build()?, 16)?;
+/// use pagemill::{Allocator, Bulk, Gfp, Mempool, PageMempool, Pooled};
+/// let pool: PageMempool = Mempool::pages(&Allocator::builder().pages(64).build()?, 16)?;
 /// let mut page = pool.alloc(Gfp::NOIO)?;
 /// page[0] = 7;
 /// assert_eq!(pool.stats().out, 1);
 /// drop(page);
 /// assert_eq!(pool.stats().out, 0);
 ///
-/// let mut pages: [Option<Pooled<&PagePool>>; 16] = [const { None }; 16];
+/// let mut pages: [Option<Pooled<&PageMempool>>; 16] = [const { None }; 16];
 /// pool.alloc_bulk_array(Bulk::exact(16).gfp(Gfp::NOIO), &mut pages)?;
 /// assert_eq!(pool.free_bulk(&mut pages), 16); // In one section; dropping the array does it one by one.
-/// assert_eq!(size_of::<Option<Pooled<&PagePool>>>(), 2 * size_of::<usize>());
+/// assert_eq!(size_of::<Option<Pooled<&PageMempool>>>(), 2 * size_of::<usize>());
 /// # Ok::<(), pagemill::Error>(())
 /// ```
 pub struct Pooled<P: PoolRef> {

@@ -5,10 +5,11 @@
 use crate::allocator::Allocator;
 use crate::bulk::{Bulk, Exact, UpTo};
 use crate::error::Error;
-use crate::handle::{Owned, free_pages_bulk};
+use crate::handle::{Block, Owned, Page, free_pages_bulk};
+use crate::registry;
 use crate::word::{addr_of_word, order_of_word};
 use core::marker::PhantomData;
-use pagemill_core::{Gfp, Order, PageCount};
+use pagemill_core::{Gfp, NodeId, Order, PageCount};
 
 /// Makes and ends the elements of a [`Mempool`](super::Mempool): the pair of functions for one element (the kernel's
 /// `mempool_alloc_t` and `mempool_free_t`), and their forms for many.
@@ -101,6 +102,11 @@ pub trait Source {
         PageCount::new(0)
     }
 
+    /// The node that the element's memory is on, if the source knows it.
+    fn node_of(&self, _item: &Self::Item) -> Option<NodeId> {
+        None
+    }
+
     /// Whether this source may have made the element. A pool keeps no other element in its reserve.
     fn is_own(&self, _item: &Self::Item) -> bool {
         true
@@ -118,8 +124,38 @@ pub struct PageSource<T> {
     item: PhantomData<fn() -> T>,
 }
 
+impl PageSource<Page> {
+    /// A source of the allocator's pages.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Mempool, PageSource};
+    /// let allocator = Allocator::builder().pages(64).build()?;
+    /// let pool = Mempool::new(PageSource::pages(&allocator), 16)?; // As `Mempool::pages`.
+    /// # drop(pool);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn pages(allocator: &Allocator) -> Self {
+        Self::new(allocator, Order::ZERO)
+    }
+}
+
+impl PageSource<Block> {
+    /// A source of blocks of one order.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Mempool, Order, PageSource};
+    /// let allocator = Allocator::builder().pages(64).build()?;
+    /// let pool = Mempool::new(PageSource::blocks(&allocator, Order::new(2).unwrap()), 4)?; // As `Mempool::blocks`.
+    /// # drop(pool);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn blocks(allocator: &Allocator, order: Order) -> Self {
+        Self::new(allocator, order)
+    }
+}
+
 impl<T: Owned> PageSource<T> {
-    pub(super) fn new(allocator: &Allocator, order: Order) -> Self {
+    fn new(allocator: &Allocator, order: Order) -> Self {
         Self { allocator: allocator.clone(), order, item: PhantomData }
     }
 
@@ -159,6 +195,9 @@ impl<T: Owned> Source for PageSource<T> {
     }
     fn charged_pages(&self) -> PageCount {
         PageCount::new(self.order.frames() as usize)
+    }
+    fn node_of(&self, item: &T) -> Option<NodeId> {
+        registry::by_address(addr_of_word(item.word())).map(|(zone, _)| zone.node())
     }
     fn is_own(&self, item: &T) -> bool {
         let word = item.word();

@@ -1,0 +1,603 @@
+//! The consumer's end of a pool, the handles of its pages, and what both share.
+use super::cache::{CACHE, Cache};
+use super::ring::Ring;
+use super::stats::PagePoolStats;
+use crate::allocator::Allocator;
+use crate::bulk::{Bulk, Exact};
+use crate::error::{Error, InvalidRequest};
+use crate::handle::{Block, Page};
+use crate::mempool::{PageSource, Source};
+use crate::sync::{AtomicU64, AtomicUsize, Stamp, fence};
+use core::fmt;
+use core::mem::{self, ManuallyDrop};
+use core::ops::{Deref, DerefMut};
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use pagemill_core::{Exhausted, Gfp, NodeId, Order, Policy, Why};
+use std::time::{Duration, Instant};
+
+/// Pages that one refill moves, as `PP_ALLOC_CACHE_REFILL`; and that one section of the ring takes.
+const REFILL: usize = 64;
+/// Slots of a ring that nobody chose, as in the kernel.
+const RING: usize = 1024;
+const RING_MAX: usize = 32768;
+
+/// A pool of pages that circulate: the consumer's end (the kernel's `page_pool`).
+///
+/// One thread at a time has it, and takes pages from it. A page goes back to the pool when its handle, a [`PoolPage`], is
+/// dropped, on whatever thread. So a page that a device may still write to is not handed out again as long as its handle
+/// is kept (see [`InFlight`](crate::InFlight)).
+///
+/// Pages keep their contents and their place while they circulate, and so their device address. They come from a
+/// [`Source`]: the page allocator ([`pages`](Self::pages), [`blocks`](Self::blocks)) or a program's own
+/// ([`new`](Self::new)), such as a registered region or a device's memory (C7.6).
+///
+/// Dropping the pool, or [`destroy`](Self::destroy), ends it: pages that are out go back to the source one by one, and
+/// the last one ends what is left of the pool.
+///
+/// ```
+/// use pagemill::{Allocator, Gfp, PagePool};
+/// let allocator = Allocator::builder().pages(256).build()?;
+/// let mut pool = PagePool::pages(&allocator);
+/// let mut page = pool.alloc(Gfp::NOWAIT)?;
+/// page[..4].copy_from_slice(b"ping");
+/// // Another thread is done with it: it goes to the ring.
+/// std::thread::spawn(move || drop(page)).join().unwrap();
+/// assert_eq!((pool.stats().ring, pool.in_flight()), (1, 0));
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+pub struct PagePool<S: Source = PageSource<Page>> {
+    cache: Cache<S::Item>,
+    own: Own,
+    shared: SharedPtr<S>,
+    node: Option<NodeId>,
+    /// The page that fragments are cut from.
+    pub(super) cut: Option<super::frag::Cut<S>>,
+}
+
+/// What the consumer and the handles share. It ends with the last one taken off `count`.
+pub(super) struct Shared<S: Source> {
+    source: S,
+    pub(super) ring: Ring<S::Item>,
+    /// One for each page that is not with the source, and one each for the consumer and for an [`Ending`].
+    count: AtomicUsize,
+    ring_full: AtomicU64,
+    stamp: Stamp,
+}
+
+/// The consumer's figures. What a page from the cache would count is derived from the others, so that it counts nothing.
+#[derive(Default)]
+struct Own {
+    /// Pages that a refill put into the cache.
+    refilled: u64,
+    /// Those of them that the request took which the refill was made for.
+    not_fast: u64,
+    slow: u64,
+    empty: u64,
+    refill: u64,
+    waive: u64,
+    cached: u64,
+    cache_full: u64,
+    released_refcnt: u64,
+}
+
+/// A counted pointer: whoever has one has something on the count.
+pub(super) struct SharedPtr<S: Source>(NonNull<Shared<S>>);
+
+impl<S: Source> Clone for SharedPtr<S> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<S: Source> Copy for SharedPtr<S> {}
+
+impl<S: Source> SharedPtr<S> {
+    #[inline]
+    fn get(&self) -> &Shared<S> {
+        // SAFETY: whoever has the pointer has something on the count (P2).
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Takes `n` off the count. The pointer must not be used afterwards for what was counted by them.
+    fn take_off(self, n: usize) {
+        // Release pairs with the Acquire of the last one: everything that was done with it is done.
+        if n > 0 && self.get().count.fetch_sub(n, Release) == n {
+            fence(Acquire);
+            // SAFETY: from `Box::leak` in `PagePool::new`, and nothing is on the count any more.
+            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        }
+    }
+
+    /// Ends items: they go back to the source, and off the count.
+    fn end_bulk(self, slots: &mut [Option<S::Item>]) {
+        let n = slots.iter().filter(|slot| slot.is_some()).count();
+        self.get().source.free_bulk(slots);
+        self.take_off(n);
+    }
+
+    /// Returns the items in the slots, at most [`REFILL`]: to the ring, and to the source what it has no room for.
+    fn give_back(self, slots: &mut [Option<S::Item>]) {
+        let mut left = slots.iter().filter(|slot| slot.is_some()).count();
+        let mut items = slots.iter_mut().filter(|slot| slot.is_some());
+        while left > 0 {
+            let next = || match items.next().and_then(Option::take) {
+                Some(item) => item,
+                None => unreachable!("the ring asks for no more items than there are"),
+            };
+            // SAFETY: the items that are still here are on the count (P2).
+            match unsafe { Ring::push(&raw const (*self.0.as_ptr()).ring, left, next) } {
+                // The pointer is used no more: the items may be gone, and the pool with them (P2).
+                Some(count) if count == left => return,
+                Some(count) if count > 0 => left -= count,
+                is_full => {
+                    if is_full.is_some() {
+                        self.get().ring_full.fetch_add(left as u64, Relaxed);
+                    }
+                    return self.end_bulk(slots);
+                }
+            }
+        }
+    }
+}
+
+impl PagePool<PageSource<Page>> {
+    /// A pool of the allocator's pages.
+    pub fn pages(allocator: &Allocator) -> Self {
+        Self::new(PageSource::pages(allocator))
+    }
+}
+
+impl PagePool<PageSource<Block>> {
+    /// A pool of blocks of one order.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Order, PagePool};
+    /// let mut pool = PagePool::blocks(&Allocator::builder().pages(256).build()?, Order::new(2).unwrap());
+    /// let block = pool.alloc(Gfp::NOWAIT)?;
+    /// assert_eq!((block.len(), pool.stats().slow_high_order), (16384, 1));
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn blocks(allocator: &Allocator, order: Order) -> Self {
+        Self::new(PageSource::blocks(allocator, order))
+    }
+}
+
+impl<S: Source> PagePool<S> {
+    /// A pool of what this source makes, with a ring of 1024 slots.
+    ///
+    /// ```
+    /// use pagemill::{Bulk, Error, Exact, Gfp, PagePool, Source};
+    /// /// Frames of a region that a device knows, by their numbers.
+    /// struct Region(std::sync::Mutex<Vec<u32>>);
+    /// impl Source for Region {
+    ///     type Item = u32;
+    ///     fn alloc(&self, _: Bulk<'_, Exact, u32>) -> Result<Option<u32>, Error> {
+    ///         Ok(self.0.lock().unwrap().pop())
+    ///     }
+    ///     fn free(&self, frame: u32) {
+    ///         self.0.lock().unwrap().push(frame);
+    ///     }
+    /// }
+    /// let mut pool = PagePool::new(Region((0..100).collect::<Vec<_>>().into()));
+    /// let frame = pool.alloc(Gfp::NOWAIT)?;
+    /// assert!(*frame < 100);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn new(source: S) -> Self {
+        Self::of_ring(source, RING)
+    }
+
+    /// The same with a ring of `slots` slots, rounded up to a power of two. Pages that are returned while the ring is full
+    /// go back to the source.
+    ///
+    /// # Errors
+    /// [`InvalidRequest::RingSize`] if `slots` is 0 or above 32768, the kernel's limit.
+    pub fn with_ring(source: S, slots: usize) -> Result<Self, Error> {
+        if !(1..=RING_MAX).contains(&slots) {
+            return Err(InvalidRequest::RingSize { slots, max: RING_MAX }.into());
+        }
+        Ok(Self::of_ring(source, slots))
+    }
+
+    fn of_ring(source: S, slots: usize) -> Self {
+        crate::registry::watch(); // The fork hooks must be registered before the stamp is taken.
+        let shared = Box::leak(Box::new(Shared {
+            source,
+            ring: Ring::new(slots),
+            count: AtomicUsize::new(1),
+            ring_full: AtomicU64::new(0),
+            stamp: Stamp::here(),
+        }));
+        Self {
+            cache: Cache::new(),
+            own: Own::default(),
+            shared: SharedPtr(NonNull::from(shared)),
+            node: None,
+            cut: None,
+        }
+    }
+
+    /// Has the pool prefer memory of a node. Pages of other nodes are not taken from the ring: they go back to the source.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, NodeId, PagePool};
+    /// let pool = PagePool::pages(&Allocator::builder().pages(256).build()?).on_node(NodeId::ZERO);
+    /// # drop(pool);
+    /// # Ok::<(), pagemill::BuildError>(())
+    /// ```
+    #[must_use]
+    pub fn on_node(mut self, node: NodeId) -> Self {
+        self.node = Some(node);
+        self
+    }
+
+    /// Takes a page. Its contents are what its last owner left.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if cache and ring are empty and the source has none; the source's error otherwise. Whether
+    /// the source may reclaim or wait is said by `gfp`.
+    #[inline]
+    pub fn alloc(&mut self, gfp: Gfp) -> Result<PoolPage<S>, Error> {
+        match self.cache.pop() {
+            Some(item) => Ok(PoolPage::new(item, self.shared)),
+            None => self.alloc_slow(gfp),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_slow(&mut self, gfp: Gfp) -> Result<PoolPage<S>, Error> {
+        self.refill(gfp)?;
+        let order = self.shared.get().source.order().get();
+        self.own.not_fast += u64::from(self.cache.len() > 0);
+        let Some(item) = self.cache.pop() else {
+            return Err(Exhausted { wanted: 1, got: 0, order, why: Why::Exhausted }.into());
+        };
+        Ok(PoolPage::new(item, self.shared))
+    }
+
+    /// Fills empty slots, as many as it can, and returns how many.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc), if it filled none.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, PagePool};
+    /// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
+    /// let mut slots = [const { None }; 100];
+    /// assert_eq!(pool.alloc_bulk(Gfp::NOWAIT, &mut slots)?, 100);
+    /// assert_eq!(pool.put_bulk(&mut slots), 100);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn alloc_bulk(&mut self, gfp: Gfp, slots: &mut [Option<PoolPage<S>>]) -> Result<usize, Error> {
+        let mut filled = 0;
+        for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
+            match self.alloc(gfp) {
+                Ok(page) => *slot = Some(page),
+                Err(error) if filled == 0 => return Err(error),
+                Err(_) => break,
+            }
+            filled += 1;
+        }
+        Ok(filled)
+    }
+
+    /// Fills the empty cache from the ring, or else from the source. It stays empty if both have none.
+    fn refill(&mut self, gfp: Gfp) -> Result<(), Error> {
+        let shared = self.shared.get();
+        let mut slots = [const { None }; REFILL];
+        let cache = &mut self.cache;
+        // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
+        let popped = unsafe { shared.ring.pop(REFILL, |item| _ = cache.push(item)) };
+        if let Some(node) = self.node {
+            slots.iter_mut().zip(core::iter::from_fn(|| cache.pop())).for_each(|(slot, item)| *slot = Some(item));
+            let is_own = |item: &mut S::Item| shared.source.node_of(item).is_none_or(|of| of == node);
+            slots.iter_mut().filter_map(|slot| slot.take_if(is_own)).for_each(|item| _ = cache.push(item));
+            self.own.waive += (popped - cache.len()) as u64;
+            self.shared.end_bulk(&mut slots);
+        }
+        if self.cache.len() > 0 {
+            self.own.refill += 1;
+            self.own.refilled += self.cache.len() as u64;
+            return Ok(());
+        }
+        self.own.empty += u64::from(popped == 0);
+        self.own.slow += 1;
+        let mut request = Bulk::<Exact, S::Item>::exact(REFILL).gfp(gfp);
+        if let Some(node) = self.node {
+            request = request.policy(Policy::Preferred(node));
+        }
+        let filled = shared.source.fill(request, &mut slots);
+        // What the source delivered counts, whatever it says.
+        slots.into_iter().flatten().for_each(|item| drop(self.cache.push(item)));
+        shared.count.fetch_add(self.cache.len(), Relaxed);
+        self.own.refilled += self.cache.len() as u64;
+        if self.cache.len() == 0 { filled.map(drop) } else { Ok(()) }
+    }
+
+    /// Returns a page to the cache. If the cache is full, or the page is another pool's, it goes where a dropped page goes.
+    #[inline]
+    pub fn put(&mut self, page: PoolPage<S>) {
+        if page.shared.0 != self.shared.0 {
+            return; // Its drop takes it to its own pool.
+        }
+        if self.cache.len() == CACHE {
+            self.own.cache_full += 1;
+            return; // To the ring.
+        }
+        self.own.cached += 1;
+        let full = self.cache.push(page.into_item());
+        debug_assert!(full.is_none());
+    }
+
+    /// Returns the pages in the slots: to the cache until it is full, then as [`PoolPage::put_bulk`] does. Returns how many
+    /// there were.
+    pub fn put_bulk(&mut self, slots: &mut [Option<PoolPage<S>>]) -> usize {
+        let mut count = 0;
+        for slot in slots.iter_mut() {
+            if self.cache.len() == CACHE {
+                break;
+            }
+            if let Some(page) = slot.take() {
+                self.put(page);
+                count += 1;
+            }
+        }
+        let is_own = |slot: &&Option<PoolPage<S>>| slot.as_ref().is_some_and(|page| page.shared.0 == self.shared.0);
+        self.own.cache_full += slots.iter().filter(is_own).count() as u64;
+        count + PoolPage::put_bulk(slots)
+    }
+
+    /// The number of pages that are out: handed out, and neither returned nor [released](PoolPage::release). While other
+    /// threads return pages it may be a little off.
+    pub fn in_flight(&self) -> usize {
+        let shared = self.shared.get();
+        let inside = 1 + self.cache.len() + shared.ring.len();
+        shared.count.load(Relaxed).saturating_sub(inside)
+    }
+
+    /// The pool's figures.
+    pub fn stats(&self) -> PagePoolStats {
+        let (shared, own) = (self.shared.get(), &self.own);
+        let taken = own.refilled + own.cached - self.cache.len() as u64;
+        PagePoolStats {
+            fast: taken - own.not_fast,
+            slow: own.slow,
+            slow_high_order: if shared.source.order() > Order::ZERO { own.slow } else { 0 },
+            empty: own.empty,
+            refill: own.refill,
+            waive: own.waive,
+            cached: own.cached,
+            cache_full: own.cache_full,
+            ring: shared.ring.pushed() as u64,
+            ring_full: shared.ring_full.load(Relaxed),
+            released_refcnt: own.released_refcnt,
+            in_flight: self.in_flight(),
+        }
+    }
+
+    /// The source that the pages come from.
+    pub fn source(&self) -> &S {
+        &self.shared.get().source
+    }
+
+    /// Ends the pool, as dropping it does. The returned value tells how many pages are still out, and for how long.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, PagePool};
+    /// let allocator = Allocator::builder().pages(256).build()?;
+    /// let mut pool = PagePool::pages(&allocator);
+    /// let page = pool.alloc(Gfp::NOWAIT)?;
+    /// let ending = pool.destroy();
+    /// assert_eq!(ending.in_flight(), 1);
+    /// println!("{ending}"); // "1 page is still out, 0 s after the pool's end"
+    /// drop(page);
+    /// assert_eq!(ending.in_flight(), 0);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn destroy(self) -> Ending<S> {
+        let shared = self.shared;
+        shared.get().count.fetch_add(1, Relaxed);
+        drop(self);
+        Ending { shared, since: Instant::now() }
+    }
+
+    /// Counts a page that the consumer is done with while somebody holds a fragment.
+    pub(super) fn note_released_refcnt(&mut self) {
+        self.own.released_refcnt += 1;
+    }
+}
+
+impl<S: Source> Drop for PagePool<S> {
+    fn drop(&mut self) {
+        self.end_cut();
+        let mut slots = [const { None }; REFILL];
+        while self.cache.len() > 0 {
+            slots.iter_mut().zip(core::iter::from_fn(|| self.cache.pop())).for_each(|(slot, item)| *slot = Some(item));
+            self.shared.end_bulk(&mut slots);
+        }
+        let mut hand = Vec::with_capacity(self.shared.get().ring.len());
+        // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
+        unsafe { self.shared.get().ring.end(self.shared.get().stamp.is_inherited(), |item| hand.push(Some(item))) };
+        self.shared.end_bulk(&mut hand);
+        self.shared.take_off(1);
+    }
+}
+
+// SAFETY: it has its items, and shares the rest, whose parts are atomics, the ring, and the source.
+unsafe impl<S: Source + Send + Sync> Send for PagePool<S> {}
+
+impl<S: Source> fmt::Debug for PagePool<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.stats().fmt(f)
+    }
+}
+
+/// A page of a [`PagePool`], or whatever else its source makes. It goes back to its pool when it is dropped, on any thread.
+///
+/// It dereferences to the page. It has two words, and so has its `Option`.
+///
+/// ```
+/// use pagemill::{Allocator, Gfp, PagePool, PoolPage};
+/// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
+/// let mut page: PoolPage = pool.alloc(Gfp::NOWAIT)?;
+/// page[0] = 1;
+/// assert_eq!(size_of::<Option<PoolPage>>(), 2 * size_of::<usize>());
+/// # Ok::<(), pagemill::Error>(())
+/// ```
+pub struct PoolPage<S: Source = PageSource<Page>> {
+    item: ManuallyDrop<S::Item>,
+    shared: SharedPtr<S>,
+}
+
+impl<S: Source> PoolPage<S> {
+    #[inline]
+    fn new(item: S::Item, shared: SharedPtr<S>) -> Self {
+        Self { item: ManuallyDrop::new(item), shared }
+    }
+
+    /// The item, which is still on the count.
+    #[inline]
+    fn into_item(self) -> S::Item {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped and not used again.
+        unsafe { ManuallyDrop::take(&mut this.item) }
+    }
+
+    /// Takes the page out of its pool for good: an ordinary page from now on, which the pool does not count any more
+    /// (C7.5).
+    ///
+    /// This is no method, since it would hide a method of the page.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Page, PagePool, PoolPage};
+    /// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
+    /// let page: Page = PoolPage::release(pool.alloc(Gfp::NOWAIT)?);
+    /// assert_eq!(pool.in_flight(), 0);
+    /// # drop(page);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn release(this: Self) -> S::Item {
+        let shared = this.shared;
+        let item = this.into_item();
+        shared.take_off(1);
+        item
+    }
+
+    /// Returns the pages in the slots, and empties the slots: up to 64 of one pool in one section of its ring. Returns how
+    /// many there were. For threads other than the consumer; that one has [`PagePool::put_bulk`].
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, PagePool, PoolPage};
+    /// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
+    /// let mut pages = [const { None }; 32];
+    /// pool.alloc_bulk(Gfp::NOWAIT, &mut pages)?;
+    /// std::thread::scope(|scope| scope.spawn(|| PoolPage::put_bulk(&mut pages)).join()).unwrap();
+    /// assert_eq!(pool.stats().ring, 32);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn put_bulk(slots: &mut [Option<Self>]) -> usize {
+        let mut pages = slots.iter_mut().filter_map(Option::take).peekable();
+        let mut count = 0;
+        while let Some(first) = pages.next() {
+            let shared = first.shared;
+            let mut items = [const { None }; REFILL];
+            items[0] = Some(first.into_item());
+            let mut held = 1;
+            while held < REFILL
+                && let Some(page) = pages.next_if(|page| page.shared.0 == shared.0)
+            {
+                items[held] = Some(page.into_item());
+                held += 1;
+            }
+            count += held;
+            shared.give_back(&mut items[..held]);
+        }
+        count
+    }
+}
+
+impl<S: Source> Drop for PoolPage<S> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: taken once, here: whatever else takes it forgets the handle.
+        let item = unsafe { ManuallyDrop::take(&mut self.item) };
+        self.shared.give_back(&mut [Some(item)]);
+    }
+}
+
+// SAFETY: it has its item, and shares the rest as the pool does.
+unsafe impl<S: Source + Send + Sync> Send for PoolPage<S> {}
+// SAFETY: a shared reference leads to a shared reference of the item, and to nothing else.
+unsafe impl<S: Source + Send + Sync> Sync for PoolPage<S> where S::Item: Sync {}
+
+impl<S: Source> Deref for PoolPage<S> {
+    type Target = S::Item;
+    #[inline]
+    fn deref(&self) -> &S::Item {
+        &self.item
+    }
+}
+
+impl<S: Source> DerefMut for PoolPage<S> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut S::Item {
+        &mut self.item
+    }
+}
+
+impl<S: Source> fmt::Debug for PoolPage<S>
+where
+    S::Item: fmt::Debug,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.item.fmt(f)
+    }
+}
+
+/// A pool that has ended, while pages of it may be out: see [`PagePool::destroy`].
+///
+/// Dropping it leaves the pages as they are.
+pub struct Ending<S: Source = PageSource<Page>> {
+    shared: SharedPtr<S>,
+    since: Instant,
+}
+
+impl<S: Source> Ending<S> {
+    /// The number of pages that are still out.
+    pub fn in_flight(&self) -> usize {
+        self.shared.get().count.load(Relaxed) - 1
+    }
+    /// The time since the pool ended.
+    pub fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+}
+
+impl<S: Source> Drop for Ending<S> {
+    fn drop(&mut self) {
+        self.shared.take_off(1);
+    }
+}
+
+// SAFETY: it shares what the pool's handles share.
+unsafe impl<S: Source + Send + Sync> Send for Ending<S> {}
+// SAFETY: as above.
+unsafe impl<S: Source + Send + Sync> Sync for Ending<S> {}
+
+impl<S: Source> fmt::Display for Ending<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (pages, age) = (self.in_flight(), self.age().as_secs());
+        let are = if pages == 1 { "page is" } else { "pages are" };
+        write!(f, "{pages} {are} still out, {age} s after the pool's end")
+    }
+}
+
+impl<S: Source> fmt::Debug for Ending<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+const _: () = assert!(mem::size_of::<Option<PoolPage>>() == 2 * mem::size_of::<usize>());

@@ -1,0 +1,146 @@
+//! The ring by which threads return pages to the consumer: bounded, many producers, one consumer, without a lock.
+//!
+//! # How it works
+//! A producer reserves up to 64 slots with one exchange of `tail`, moves its items in, and marks each slot as full. The
+//! consumer takes full slots from `head` on, marks them as empty, and stores `head` once for all. A slot that is
+//! reserved and not full yet looks to the consumer like the end of the ring.
+//!
+//! # Invariants
+//! - R1 The slots between `head` and `tail` are reserved: each is full, or its producer is about to fill it. All others
+//!   are empty.
+//! - R2 A producer touches the ring no more once it has marked its last slot as full. So the ring may be freed as soon as
+//!   the consumer has taken every item up to `tail`.
+//! - R3 Once the ring has ended nothing is reserved, so `tail` stays as it is.
+use crate::sync::{AtomicBool, AtomicUsize, UnsafeCell, let_others_on};
+use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// Set in `tail` when the ring has ended. Positions are counted above this bit; they don't overflow within centuries.
+const ENDED: usize = 1;
+const ONE: usize = 2;
+
+/// On a cache line of its own, which the other side doesn't write to.
+#[repr(align(128))]
+struct Alone<T>(T);
+
+struct Slot<T> {
+    is_full: AtomicBool,
+    item: UnsafeCell<MaybeUninit<T>>,
+}
+
+pub(super) struct Ring<T> {
+    /// A power of two.
+    slots: Box<[Slot<T>]>,
+    tail: Alone<AtomicUsize>,
+    head: Alone<AtomicUsize>,
+}
+
+// SAFETY: items move from one thread to another and are never shared; a slot has one owner at a time (R1).
+unsafe impl<T: Send> Sync for Ring<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for Ring<T> {}
+
+impl<T> Ring<T> {
+    /// A ring of at least `capacity` slots, rounded up to a power of two.
+    pub(super) fn new(capacity: usize) -> Self {
+        let slot = || Slot { is_full: AtomicBool::new(false), item: UnsafeCell::new(MaybeUninit::uninit()) };
+        let slots = core::iter::repeat_with(slot).take(capacity.next_power_of_two()).collect();
+        Self { slots, tail: Alone(AtomicUsize::new(0)), head: Alone(AtomicUsize::new(0)) }
+    }
+
+    /// The number of items that were ever returned by it.
+    pub(super) fn pushed(&self) -> usize {
+        self.tail.0.load(Relaxed) / ONE
+    }
+    /// The number of items in it, or about to be.
+    pub(super) fn len(&self) -> usize {
+        self.pushed().saturating_sub(self.head.0.load(Relaxed))
+    }
+
+    fn slot(&self, at: usize) -> &Slot<T> {
+        &self.slots[at & (self.slots.len() - 1)]
+    }
+
+    /// Moves up to `n` items in, as many as there is room for, and returns how many. `None` once the ring has ended.
+    /// `next` must not unwind.
+    ///
+    /// # Safety
+    /// The ring exists until the last item has been marked as full. It may be gone when this returns (R2), so this takes a
+    /// pointer: a reference would have to be valid to the end.
+    pub(super) unsafe fn push(this: *const Self, n: usize, mut next: impl FnMut() -> T) -> Option<usize> {
+        // SAFETY: as the caller promises. It is not used after the last mark.
+        let ring = unsafe { &*this };
+        let (tail, count) = loop {
+            // `head` first. Acquire pairs with the Release in `pop`: the consumer has read the slots before it, and saw
+            // them reserved, so the load of `tail` does too.
+            let head = ring.head.0.load(Acquire);
+            let tail = ring.tail.0.load(Relaxed);
+            if tail & ENDED != 0 {
+                return None;
+            }
+            let Some(free) = ring.slots.len().checked_sub(tail / ONE - head) else { continue }; // An old `head`.
+            let count = n.min(free);
+            if count == 0 {
+                return Some(0);
+            }
+            // Relaxed: what is in a slot is published by its mark.
+            if ring.tail.0.compare_exchange_weak(tail, tail + count * ONE, Relaxed, Relaxed).is_ok() {
+                break (tail / ONE, count);
+            }
+        };
+        for at in 0..count {
+            let slot = ring.slot(tail + at);
+            // SAFETY: the slot is reserved for this call, and it is empty (R1).
+            slot.item.with_mut(|item| _ = unsafe { (*item).write(next()) });
+            // Release pairs with the Acquire in `pop`.
+            slot.is_full.store(true, Release);
+        }
+        Some(count)
+    }
+
+    /// Moves up to `most` items out, and returns how many. `each` must not unwind.
+    ///
+    /// # Safety
+    /// No other thread calls this at the same time.
+    pub(super) unsafe fn pop(&self, most: usize, mut each: impl FnMut(T)) -> usize {
+        let head = self.head.0.load(Relaxed);
+        let mut count = 0;
+        while count < most {
+            let slot = self.slot(head + count);
+            // Acquire pairs with the Release in `push`.
+            if !slot.is_full.load(Acquire) {
+                break;
+            }
+            // SAFETY: the slot is full, and this call alone empties it.
+            each(slot.item.with_mut(|item| unsafe { (*item).assume_init_read() }));
+            slot.is_full.store(false, Relaxed);
+            count += 1;
+        }
+        // Release pairs with the Acquire in `push`.
+        self.head.0.store(head + count, Release);
+        count
+    }
+
+    /// Ends the ring: from now on nothing is pushed. Moves all items out, and waits for those of calls that have begun,
+    /// unless `is_lost` says that their threads do not exist.
+    ///
+    /// # Safety
+    /// As for [`pop`](Self::pop).
+    pub(super) unsafe fn end(&self, is_lost: bool, mut each: impl FnMut(T)) {
+        // AcqRel orders it with the exchanges in `push`, which all come before or fail.
+        let tail = self.tail.0.fetch_or(ENDED, AcqRel) / ONE;
+        let mut turns = 0_u32;
+        while self.head.0.load(Relaxed) < tail {
+            // SAFETY: as the caller promises.
+            if unsafe { self.pop(usize::MAX, &mut each) } > 0 {
+                continue;
+            }
+            if is_lost {
+                self.head.0.fetch_add(1, Relaxed); // Its item with it.
+            } else {
+                let_others_on(turns);
+                turns += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Pages that circulate: the cache, the ring, fragments, and the end of a pool with pages out (C7).
+use crate::common::{Rng, all, allocator, allocators, assert_all_back, in_child, one_cpu};
+use pagemill::{
+    Allocator, Block, Bulk, Ending, Error, Exact, Gfp, InvalidRequest, Memory, NodeId, Order, PagePool, PagePoolStats,
+    PageSource, PoolPage, Source, Why,
+};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc;
+
+const CACHE: usize = 128;
+const REFILL: usize = 64;
+
+fn take<S: Source>(pool: &mut PagePool<S>, n: usize) -> Vec<Option<PoolPage<S>>> {
+    let mut slots: Vec<_> = (0..n).map(|_| None).collect();
+    assert_eq!(pool.alloc_bulk(Gfp::NOWAIT, &mut slots).unwrap(), n);
+    slots
+}
+
+#[test]
+fn an_empty_cache_is_filled_by_one_bulk_request() {
+    for allocator in allocators(1024) {
+        let mut pool = PagePool::pages(&allocator);
+        let calls = |of: &Allocator| of.stats().bulk_alloc.iter().sum::<u64>();
+        let before = calls(&allocator);
+        let pages = take(&mut pool, REFILL);
+        assert_eq!(calls(&allocator), before + 1);
+        let more = take(&mut pool, 1);
+        let stats = pool.stats();
+        assert_eq!((stats.slow, stats.fast, stats.empty, stats.refill), (2, REFILL as u64 - 1, 2, 0));
+        assert_eq!(stats.in_flight, REFILL + 1);
+        drop((pages, more));
+        drop(pool);
+        assert_all_back(&allocator);
+    }
+}
+
+#[test]
+fn a_request_goes_on_with_whatever_came() {
+    let allocator = one_cpu(Memory::anonymous(100));
+    let mut pool = PagePool::pages(&allocator);
+    let pages = take(&mut pool, 100);
+    let Err(Error::Exhausted(none)) = pool.alloc(Gfp::NOWAIT) else { panic!("there are 100 pages") };
+    assert_eq!((none.wanted, none.got, none.why), (1, 0, Why::Exhausted));
+    assert_eq!(pool.stats().slow, 3);
+    assert_eq!(pool.alloc_bulk(Gfp::NOWAIT, &mut [None, None]).unwrap_err(), none.into());
+    drop(pages);
+    assert_eq!(take(&mut pool, 100).len(), 100);
+}
+
+#[test]
+fn pages_that_are_dropped_come_back_by_the_ring() {
+    let allocator = allocator(1024);
+    let mut pool = PagePool::pages(&allocator);
+    let mut pages = take(&mut pool, REFILL);
+    let mut addrs: Vec<usize> = pages.iter().flatten().map(|page| page.addr()).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(pages.pop());
+            assert_eq!(PoolPage::put_bulk(&mut pages), REFILL - 1);
+        });
+    });
+    assert_eq!((pool.stats().ring, pool.in_flight()), (REFILL as u64, 0));
+    let again = take(&mut pool, REFILL);
+    let mut others: Vec<usize> = again.iter().flatten().map(|page| page.addr()).collect();
+    (addrs.sort_unstable(), others.sort_unstable());
+    assert_eq!(addrs, others, "the same pages circulate");
+    let stats = pool.stats();
+    assert_eq!((stats.refill, stats.slow, stats.empty), (1, 1, 1));
+}
+
+#[test]
+fn a_full_cache_and_a_full_ring_let_pages_go() {
+    let allocator = one_cpu(Memory::anonymous(1024));
+    let mut pool = PagePool::with_ring(PageSource::pages(&allocator), 16).unwrap();
+    let mut pages = take(&mut pool, CACHE + 20);
+    assert_eq!(pool.put_bulk(&mut pages), CACHE + 20);
+    let stats = pool.stats();
+    // What was in the cache already counts towards its 128.
+    let in_cache = (3 * REFILL - (CACHE + 20)) as u64;
+    assert_eq!((stats.cached, stats.cache_full), (CACHE as u64 - in_cache, 20 + in_cache));
+    assert_eq!((stats.ring, stats.ring_full, stats.in_flight), (16, 4 + in_cache, 0));
+    let page = take(&mut pool, 1).pop().flatten().unwrap();
+    pool.put(page);
+    assert_eq!(pool.stats().cached, stats.cached + 1);
+    // The pool has 128 and 16 pages, all others are the allocator's.
+    assert_eq!(all(&allocator, Gfp::NOWAIT).len(), 1024 - CACHE - 16);
+    drop(pool);
+    assert_all_back(&allocator);
+}
+
+#[test]
+fn a_page_that_is_released_is_an_ordinary_one() {
+    let allocator = one_cpu(Memory::anonymous(256));
+    let mut pool = PagePool::pages(&allocator);
+    let page = PoolPage::release(pool.alloc(Gfp::NOWAIT).unwrap());
+    assert_eq!(pool.in_flight(), 0);
+    drop(pool);
+    let stats = allocator.stats();
+    assert_eq!(stats.allocated - stats.freed, 1);
+    drop(page);
+    assert_all_back(&allocator);
+}
+
+#[test]
+fn a_pool_that_ended_takes_its_pages_back_one_by_one() {
+    let allocator = one_cpu(Memory::anonymous(256));
+    let mut pool = PagePool::pages(&allocator);
+    let mut pages = take(&mut pool, 10);
+    pages[9].as_mut().unwrap()[0] = 9;
+    let ending: Ending = pool.destroy();
+    assert_eq!(ending.in_flight(), 10);
+    assert_eq!(
+        ending.to_string(),
+        format!("10 pages are still out, {} s after the pool's end", ending.age().as_secs())
+    );
+    assert_eq!(all(&allocator, Gfp::NOWAIT).len(), 246, "the cache's went back");
+    drop(pages.remove(0));
+    assert_eq!(ending.in_flight(), 9);
+    assert_eq!(all(&allocator, Gfp::NOWAIT).len(), 247, "it is not recycled");
+    assert_eq!(PoolPage::put_bulk(&mut pages[..8]), 8);
+    let last = PoolPage::release(pages[8].take().unwrap());
+    assert_eq!((ending.in_flight(), last[0]), (0, 9));
+    drop((ending, last));
+    assert_all_back(&allocator);
+}
+
+/// Numbers; the even ones are on node 0, the odd ones on node 1.
+struct Numbers {
+    left: Mutex<Vec<u32>>,
+    freed: AtomicUsize,
+    /// What `fill` says, and how many it fills in fact.
+    says: Option<(usize, usize)>,
+}
+
+impl Numbers {
+    fn new(n: u32) -> Self {
+        Self { left: Mutex::new((0..n).rev().collect()), freed: AtomicUsize::new(0), says: None }
+    }
+}
+
+impl Source for Numbers {
+    type Item = u32;
+    fn alloc(&self, _: Bulk<'_, Exact, u32>) -> Result<Option<u32>, Error> {
+        Ok(self.left.lock().unwrap().pop())
+    }
+    fn free(&self, number: u32) {
+        self.freed.fetch_add(1, SeqCst);
+        self.left.lock().unwrap().push(number);
+    }
+    fn fill(&self, request: Bulk<'_, Exact, u32>, slots: &mut [Option<u32>]) -> Result<usize, Error> {
+        let (said, fills) = self.says.unwrap_or((slots.len(), slots.len()));
+        for slot in slots.iter_mut().take(fills) {
+            *slot = self.alloc(request)?;
+        }
+        Ok(said)
+    }
+    fn node_of(&self, number: &u32) -> Option<NodeId> {
+        NodeId::new(*number as usize % 2)
+    }
+}
+
+#[test]
+fn pages_of_another_node_go_back_to_the_source() {
+    let mut pool = PagePool::new(Numbers::new(64)).on_node(NodeId::new(1).unwrap());
+    let pages = take(&mut pool, 64);
+    drop(pages);
+    let again = take(&mut pool, 32);
+    assert!(again.iter().flatten().all(|number| **number % 2 == 1));
+    let stats = pool.stats();
+    assert_eq!((stats.waive, stats.refill, stats.ring, stats.slow), (32, 1, 64, 1));
+    assert_eq!((pool.source().freed.load(SeqCst), pool.in_flight()), (32, 32));
+}
+
+#[test]
+fn a_source_that_lies_loses_nothing() {
+    for (said, fills) in [(64, 3), (0, 5), (2, 64), (64, 0)] {
+        let mut pool = PagePool::new(Numbers { says: Some((said, fills)), ..Numbers::new(64) });
+        let mut pages: Vec<_> = (0..fills).map(|_| pool.alloc(Gfp::NOWAIT).unwrap()).collect();
+        assert_eq!(pool.in_flight(), fills);
+        let one_more = pool.alloc(Gfp::NOWAIT);
+        assert_eq!(one_more.is_ok(), fills > 0 && fills < 64, "{said}, {fills}");
+        pages.extend(one_more);
+        drop(pages);
+        assert_eq!(pool.in_flight(), 0);
+    }
+}
+
+#[test]
+fn a_page_goes_back_to_its_own_pool() {
+    let allocator = allocator(1024);
+    let (mut one, mut other) = (PagePool::pages(&allocator), PagePool::pages(&allocator));
+    let (page, own) = (one.alloc(Gfp::NOWAIT).unwrap(), other.alloc(Gfp::NOWAIT).unwrap());
+    other.put(page);
+    let mut mixed = [Some(own), one.alloc(Gfp::NOWAIT).ok(), other.alloc(Gfp::NOWAIT).ok()];
+    assert_eq!(PoolPage::put_bulk(&mut mixed), 3);
+    let figures = |of: &PagePool| (of.stats().ring, of.stats().cached, of.in_flight());
+    assert_eq!((figures(&one), figures(&other)), ((2, 0, 0), (2, 0, 0)));
+}
+
+#[test]
+fn fragments_are_apart_and_their_page_comes_back_with_the_last() {
+    let allocator = one_cpu(Memory::anonymous(256));
+    let mut pool = PagePool::pages(&allocator);
+    let mut frags: Vec<_> = [1, 64, 65, 3000, 800].map(|bytes| pool.alloc_frag(Gfp::NOWAIT, bytes).unwrap()).into();
+    let at: Vec<usize> = frags.iter().map(|frag| frag.addr() - frags[0].addr()).collect();
+    assert_eq!(at, [0, 64, 128, 256, 3264]);
+    assert_eq!(pool.in_flight(), 1);
+    frags.push(pool.alloc_frag(Gfp::NOWAIT, 4096).unwrap());
+    assert_eq!((pool.in_flight(), pool.stats().released_refcnt), (2, 1), "the first page is out with its fragments");
+    for (number, frag) in frags.iter_mut().enumerate() {
+        frag.fill(number as u8);
+    }
+    assert!(frags.iter().enumerate().all(|(number, frag)| frag.iter().all(|byte| *byte == number as u8)));
+    let whole = frags.pop().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| frags.truncate(1));
+    });
+    assert_eq!((pool.in_flight(), pool.stats().ring), (2, 0));
+    frags.clear();
+    assert_eq!((pool.in_flight(), pool.stats().ring), (1, 1));
+    drop(pool);
+    assert_eq!(whole[4095], 5, "a fragment outlives the pool");
+    drop(whole);
+    assert_all_back(&allocator);
+}
+
+#[test]
+fn a_page_without_fragments_goes_to_the_cache_when_the_next_is_begun() {
+    let allocator = one_cpu(Memory::anonymous(256));
+    let mut pool = PagePool::pages(&allocator);
+    for _ in 0..10 {
+        drop(pool.alloc_frag(Gfp::NOWAIT, 3000).unwrap());
+    }
+    let stats = pool.stats();
+    assert_eq!((stats.cached, stats.released_refcnt, stats.slow, stats.in_flight), (9, 0, 1, 1));
+    for bytes in [0, 4097] {
+        let refused = pool.alloc_frag(Gfp::NOWAIT, bytes).unwrap_err();
+        assert_eq!(refused, InvalidRequest::FragmentSize { bytes, max: 4096 }.into());
+    }
+}
+
+/// Says that its blocks have four pages, and makes blocks of one.
+struct Small(Allocator);
+
+impl Source for Small {
+    type Item = Block;
+    fn alloc(&self, _: Bulk<'_, Exact, Block>) -> Result<Option<Block>, Error> {
+        Ok(Some(self.0.alloc_pages(Gfp::NOWAIT, Order::ZERO)?))
+    }
+    fn free(&self, block: Block) {
+        drop(block);
+    }
+    fn order(&self) -> Order {
+        Order::new(2).unwrap()
+    }
+}
+
+#[test]
+fn a_fragment_is_no_longer_than_the_block_that_came() {
+    let mut pool = PagePool::new(Small(allocator(256)));
+    let refused = pool.alloc_frag(Gfp::NOWAIT, 5000).unwrap_err();
+    assert_eq!(refused, InvalidRequest::FragmentSize { bytes: 5000, max: 4096 }.into());
+    assert_eq!(pool.alloc_frag(Gfp::NOWAIT, 4096).unwrap().len(), 4096);
+}
+
+#[test]
+fn blocks_circulate_too() {
+    let allocator = allocator(1024);
+    let mut pool = PagePool::blocks(&allocator, Order::new(2).unwrap());
+    let blocks = take(&mut pool, 10);
+    assert!(blocks.iter().flatten().all(|block| block.len() == 16384));
+    drop(blocks);
+    let frag = pool.alloc_frag(Gfp::NOWAIT, 16384).unwrap();
+    assert_eq!((frag.len(), pool.stats().slow, pool.stats().slow_high_order), (16384, 1, 1));
+    drop((frag, pool));
+    assert_all_back(&allocator);
+}
+
+#[test]
+fn a_ring_has_1_to_32768_slots() {
+    for slots in [0, 32769, usize::MAX] {
+        let refused = PagePool::with_ring(Numbers::new(1), slots).unwrap_err();
+        assert_eq!(refused, InvalidRequest::RingSize { slots, max: 32768 }.into());
+    }
+    let mut pool = PagePool::with_ring(Numbers::new(200), 33).unwrap();
+    drop(take(&mut pool, 200));
+    assert_eq!((pool.stats().ring, pool.stats().ring_full), (64, 136), "rounded up to a power of two");
+}
+
+#[test]
+fn a_child_continues_with_its_copy_of_a_pool() {
+    own_process!();
+    let allocator = allocator(256);
+    let mut pool = PagePool::pages(&allocator);
+    let mut pages = take(&mut pool, 10);
+    drop(pages.pop());
+    let mut both = Some((pool, pages));
+    let go_on = |(mut pool, pages): (PagePool, Vec<_>)| {
+        assert_eq!(pool.in_flight(), 9);
+        drop(pages);
+        assert_eq!(take(&mut pool, 70).len(), 70);
+        drop(pool);
+        assert_all_back(&allocator);
+    };
+    in_child("uses its parent's pool", || go_on(both.take().unwrap()));
+    go_on(both.take().unwrap());
+}
+
+/// Each page has one owner: it says so in its first word, from when it is taken to when it is returned.
+#[test]
+fn nothing_is_lost_or_handed_out_twice_while_threads_return_pages() {
+    const THREADS: usize = 3;
+    const ROUNDS: usize = 30;
+    const PAGES: usize = 2000;
+    let owner = |page: &PoolPage| -> &'static AtomicU64 {
+        // SAFETY: the page's memory outlives the test's threads, and is written through this atomic alone.
+        unsafe { &*page.as_ptr().cast::<AtomicU64>() }
+    };
+    for allocator in allocators(1024) {
+        let mut rng = Rng::new(3);
+        for round in 0..ROUNDS {
+            let slots = [4, 64, 1024][round % 3];
+            let mut pool = PagePool::with_ring(PageSource::pages(&allocator), slots).unwrap();
+            std::thread::scope(|scope| {
+                let threads = [(); THREADS].map(|()| {
+                    let (sender, receiver) = mpsc::channel::<(u64, Option<PoolPage>)>();
+                    scope.spawn(move || {
+                        let mut held = Vec::new();
+                        for (number, page) in receiver {
+                            let page = page.unwrap();
+                            assert_eq!(owner(&page).swap(0, SeqCst), number, "its owner changed");
+                            match number % 8 {
+                                0 => drop(page),
+                                1 => drop(PoolPage::release(page)),
+                                _ => held.push(Some(page)),
+                            }
+                            if held.len() as u64 > number % 100 {
+                                PoolPage::put_bulk(&mut held);
+                                held.clear();
+                            }
+                        }
+                    });
+                    sender
+                });
+                let mut sent = 0;
+                while sent < PAGES {
+                    let Ok(page) = pool.alloc(Gfp::NOWAIT) else {
+                        std::thread::yield_now();
+                        continue;
+                    };
+                    sent += 1;
+                    let number = (round * PAGES + sent) as u64;
+                    assert_eq!(owner(&page).swap(number, SeqCst), 0, "somebody else has it");
+                    match rng.next() >> 61 {
+                        0 => {
+                            owner(&page).store(0, SeqCst);
+                            pool.put(page);
+                        }
+                        _ => threads[sent % THREADS].send((number, Some(page))).unwrap(),
+                    }
+                }
+                // It ends while pages are on their way.
+                if round % 2 == 0 {
+                    drop(pool);
+                } else {
+                    drop(pool.destroy());
+                }
+            });
+            assert_all_back(&allocator);
+        }
+    }
+}
+
+#[test]
+fn handles_and_pools_are_send() {
+    fn is_send<T: Send>() {}
+    fn is_sync<T: Sync>() {}
+    is_send::<(PagePool, PoolPage, Ending, pagemill::Frag)>();
+    is_sync::<(PoolPage, Ending, pagemill::Frag)>();
+    assert_eq!(PagePoolStats::default().in_flight, 0);
+}
