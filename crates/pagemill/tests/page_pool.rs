@@ -63,7 +63,8 @@ fn pages_that_are_dropped_come_back_by_the_ring() {
     assert_eq!((pool.stats().ring, pool.in_flight()), (REFILL as u64, 0));
     let again = take(&mut pool, REFILL);
     let mut others: Vec<usize> = again.iter().flatten().map(|page| page.addr()).collect();
-    (addrs.sort_unstable(), others.sort_unstable());
+    addrs.sort_unstable();
+    others.sort_unstable();
     assert_eq!(addrs, others, "the same pages circulate");
     let stats = pool.stats();
     assert_eq!((stats.refill, stats.slow, stats.empty), (1, 1, 1));

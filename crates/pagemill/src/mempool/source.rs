@@ -116,7 +116,7 @@ pub trait Source {
     fn renew(&self, _item: &mut Self::Item, _gfp: Gfp) {}
 }
 
-/// A source of blocks of one order: [`Page`](crate::Page)s or [`Block`](crate::Block)s.
+/// A source of blocks of one order: [`Page`]s or [`Block`]s.
 #[derive(Clone, Debug)]
 pub struct PageSource<T> {
     allocator: Allocator,

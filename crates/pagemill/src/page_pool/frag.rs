@@ -1,6 +1,5 @@
 //! Fragments: parts of a page with owners of their own.
-use super::pool::{PagePool, PoolPage};
-use crate::error::{Error, InvalidRequest};
+use super::page::PoolPage;
 use crate::handle::Owned;
 use crate::handle::sealed::Word as _;
 use crate::mempool::{PageSource, Source};
@@ -10,7 +9,6 @@ use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 use core::slice;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pagemill_core::Gfp;
 
 /// Fragments begin at multiples of a cache line, so that no two owners write to the same one.
 const ALIGN: usize = 64;
@@ -29,7 +27,7 @@ fn let_go<S: Source>(whole: NonNull<Whole<S>>) -> Option<Box<Whole<S>>> {
         return None;
     }
     fence(Acquire);
-    // SAFETY: from `Box::leak` in `cut`, and nobody else holds it.
+    // SAFETY: from `Box::leak` in `Cut::new`, and nobody else holds it.
     Some(unsafe { Box::from_raw(whole.as_ptr()) })
 }
 
@@ -42,66 +40,43 @@ pub(super) struct Cut<S: Source> {
     at: usize,
 }
 
-impl<S: Source> PagePool<S>
-where
-    S::Item: Owned,
-{
-    /// Takes a part of a page: `bytes` bytes that begin at a multiple of 64, with an owner of its own. The page goes back to
-    /// the pool with the last of its fragments. Fragments are cut one after the other, and a new page is begun when the
-    /// rest of the last one is too short.
-    ///
-    /// # Errors
-    /// [`InvalidRequest::FragmentSize`] for 0 bytes, or more than a page of the pool has. As [`alloc`](Self::alloc).
-    ///
-    /// ```
-    /// use pagemill::{Allocator, Gfp, PagePool};
-    /// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
-    /// let (mut first, second) = (pool.alloc_frag(Gfp::NOWAIT, 1500)?, pool.alloc_frag(Gfp::NOWAIT, 1500)?);
-    /// first[0] = 1;
-    /// assert_eq!((first.len(), second.addr() - first.addr()), (1500, 1536));
-    /// assert_eq!(pool.in_flight(), 1); // Both are of one page.
-    /// # Ok::<(), pagemill::Error>(())
-    /// ```
-    pub fn alloc_frag(&mut self, gfp: Gfp, bytes: usize) -> Result<Frag<S>, Error> {
-        let max = self.source().order().bytes();
-        if bytes == 0 || bytes > max {
-            return Err(InvalidRequest::FragmentSize { bytes, max }.into());
+impl<S: Source> Cut<S> {
+    /// Begins a page.
+    pub(super) fn new(mut page: PoolPage<S>) -> Self
+    where
+        S::Item: Owned,
+    {
+        let memory = NonNull::from(page.bytes_mut());
+        let (start, len) = (memory.cast::<u8>(), memory.len());
+        let whole = Box::leak(Box::new(Whole { page, holders: AtomicUsize::new(1) }));
+        Self { whole: NonNull::from(whole), start, len, at: 0 }
+    }
+
+    /// The next `bytes` bytes, if there are so many left.
+    pub(super) fn next(&mut self, bytes: usize) -> Option<Frag<S>> {
+        if self.len - self.at < bytes {
+            return None;
         }
-        if self.cut.as_ref().is_none_or(|cut| cut.len - cut.at < bytes) {
-            let mut page = self.alloc(gfp)?;
-            let memory = NonNull::from(page.bytes_mut());
-            let (start, len) = (memory.cast::<u8>(), memory.len());
-            // A source may make smaller blocks than it says.
-            if bytes > len {
-                self.put(page);
-                return Err(InvalidRequest::FragmentSize { bytes, max: len }.into());
-            }
-            self.end_cut();
-            let whole = Box::leak(Box::new(Whole { page, holders: AtomicUsize::new(1) }));
-            self.cut = Some(Cut { whole: NonNull::from(whole), start, len, at: 0 });
-        }
-        let Some(cut) = &mut self.cut else { unreachable!("a page was begun") };
         // SAFETY: the consumer holds the page while it cuts. Relaxed, as for a clone of an `Arc`.
-        unsafe { cut.whole.as_ref() }.holders.fetch_add(1, Relaxed);
+        unsafe { self.whole.as_ref() }.holders.fetch_add(1, Relaxed);
         // SAFETY: `at` is within the page.
-        let start = unsafe { cut.start.add(cut.at) };
-        cut.at = (cut.at + bytes).next_multiple_of(ALIGN).min(cut.len);
-        Ok(Frag { whole: cut.whole, start, len: bytes })
+        let start = unsafe { self.start.add(self.at) };
+        self.at = (self.at + bytes).next_multiple_of(ALIGN).min(self.len);
+        Some(Frag { whole: self.whole, start, len: bytes })
+    }
+
+    /// The length of the page.
+    pub(super) fn bytes(&self) -> usize {
+        self.len
+    }
+
+    /// Ends cutting. Returns the page if no fragment of it is out.
+    pub(super) fn end(self) -> Option<PoolPage<S>> {
+        let_go(self.whole).map(|whole| whole.page)
     }
 }
 
-impl<S: Source> PagePool<S> {
-    /// The consumer is done with the page that it cut.
-    pub(super) fn end_cut(&mut self) {
-        let Some(cut) = self.cut.take() else { return };
-        match let_go(cut.whole) {
-            Some(whole) => self.put(whole.page),
-            None => self.note_released_refcnt(),
-        }
-    }
-}
-
-/// A part of a page of a [`PagePool`]: see [`PagePool::alloc_frag`]. Its page goes back to the pool with the last part.
+/// A part of a page of a [`PagePool`](super::PagePool): see [`alloc_frag`](super::PagePool::alloc_frag). Its page goes back to the pool with the last part.
 ///
 /// It dereferences to its bytes.
 pub struct Frag<S: Source = PageSource<crate::handle::Page>> {

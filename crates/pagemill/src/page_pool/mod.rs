@@ -29,10 +29,12 @@
 //! No lock anywhere.
 mod cache;
 mod frag;
+mod page;
 mod pool;
 mod ring;
 mod stats;
 
 pub use frag::Frag;
-pub use pool::{Ending, PagePool, PoolPage};
+pub use page::PoolPage;
+pub use pool::{Ending, PagePool};
 pub use stats::PagePoolStats;

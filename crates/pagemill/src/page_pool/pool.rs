@@ -1,23 +1,18 @@
-//! The consumer's end of a pool, the handles of its pages, and what both share.
+//! The consumer's end of a pool.
 use super::cache::{CACHE, Cache};
-use super::ring::Ring;
+use super::frag::{Cut, Frag};
+use super::page::{PoolPage, REFILL, SharedPtr};
 use super::stats::PagePoolStats;
 use crate::allocator::Allocator;
 use crate::bulk::{Bulk, Exact};
 use crate::error::{Error, InvalidRequest};
-use crate::handle::{Block, Page};
+use crate::handle::{Block, Owned, Page};
 use crate::mempool::{PageSource, Source};
-use crate::sync::{AtomicU64, AtomicUsize, Stamp, fence};
 use core::fmt;
-use core::mem::{self, ManuallyDrop};
-use core::ops::{Deref, DerefMut};
-use core::ptr::NonNull;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Exhausted, Gfp, NodeId, Order, Policy, Why};
 use std::time::{Duration, Instant};
 
-/// Pages that one refill moves, as `PP_ALLOC_CACHE_REFILL`; and that one section of the ring takes.
-const REFILL: usize = 64;
 /// Slots of a ring that nobody chose, as in the kernel.
 const RING: usize = 1024;
 const RING_MAX: usize = 32768;
@@ -52,17 +47,7 @@ pub struct PagePool<S: Source = PageSource<Page>> {
     shared: SharedPtr<S>,
     node: Option<NodeId>,
     /// The page that fragments are cut from.
-    pub(super) cut: Option<super::frag::Cut<S>>,
-}
-
-/// What the consumer and the handles share. It ends with the last one taken off `count`.
-pub(super) struct Shared<S: Source> {
-    source: S,
-    pub(super) ring: Ring<S::Item>,
-    /// One for each page that is not with the source, and one each for the consumer and for an [`Ending`].
-    count: AtomicUsize,
-    ring_full: AtomicU64,
-    stamp: Stamp,
+    cut: Option<Cut<S>>,
 }
 
 /// The consumer's figures. What a page from the cache would count is derived from the others, so that it counts nothing.
@@ -79,66 +64,6 @@ struct Own {
     cached: u64,
     cache_full: u64,
     released_refcnt: u64,
-}
-
-/// A counted pointer: whoever has one has something on the count.
-pub(super) struct SharedPtr<S: Source>(NonNull<Shared<S>>);
-
-impl<S: Source> Clone for SharedPtr<S> {
-    #[inline]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<S: Source> Copy for SharedPtr<S> {}
-
-impl<S: Source> SharedPtr<S> {
-    #[inline]
-    fn get(&self) -> &Shared<S> {
-        // SAFETY: whoever has the pointer has something on the count (P2).
-        unsafe { self.0.as_ref() }
-    }
-
-    /// Takes `n` off the count. The pointer must not be used afterwards for what was counted by them.
-    fn take_off(self, n: usize) {
-        // Release pairs with the Acquire of the last one: everything that was done with it is done.
-        if n > 0 && self.get().count.fetch_sub(n, Release) == n {
-            fence(Acquire);
-            // SAFETY: from `Box::leak` in `PagePool::new`, and nothing is on the count any more.
-            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
-        }
-    }
-
-    /// Ends items: they go back to the source, and off the count.
-    fn end_bulk(self, slots: &mut [Option<S::Item>]) {
-        let n = slots.iter().filter(|slot| slot.is_some()).count();
-        self.get().source.free_bulk(slots);
-        self.take_off(n);
-    }
-
-    /// Returns the items in the slots, at most [`REFILL`]: to the ring, and to the source what it has no room for.
-    fn give_back(self, slots: &mut [Option<S::Item>]) {
-        let mut left = slots.iter().filter(|slot| slot.is_some()).count();
-        let mut items = slots.iter_mut().filter(|slot| slot.is_some());
-        while left > 0 {
-            let next = || match items.next().and_then(Option::take) {
-                Some(item) => item,
-                None => unreachable!("the ring asks for no more items than there are"),
-            };
-            // SAFETY: the items that are still here are on the count (P2).
-            match unsafe { Ring::push(&raw const (*self.0.as_ptr()).ring, left, next) } {
-                // The pointer is used no more: the items may be gone, and the pool with them (P2).
-                Some(count) if count == left => return,
-                Some(count) if count > 0 => left -= count,
-                is_full => {
-                    if is_full.is_some() {
-                        self.get().ring_full.fetch_add(left as u64, Relaxed);
-                    }
-                    return self.end_bulk(slots);
-                }
-            }
-        }
-    }
 }
 
 impl PagePool<PageSource<Page>> {
@@ -202,20 +127,8 @@ impl<S: Source> PagePool<S> {
 
     fn of_ring(source: S, slots: usize) -> Self {
         crate::registry::watch(); // The fork hooks must be registered before the stamp is taken.
-        let shared = Box::leak(Box::new(Shared {
-            source,
-            ring: Ring::new(slots),
-            count: AtomicUsize::new(1),
-            ring_full: AtomicU64::new(0),
-            stamp: Stamp::here(),
-        }));
-        Self {
-            cache: Cache::new(),
-            own: Own::default(),
-            shared: SharedPtr(NonNull::from(shared)),
-            node: None,
-            cut: None,
-        }
+        let shared = SharedPtr::new(source, slots);
+        Self { cache: Cache::new(), own: Own::default(), shared, node: None, cut: None }
     }
 
     /// Has the pool prefer memory of a node. Pages of other nodes are not taken from the ring: they go back to the source.
@@ -319,7 +232,7 @@ impl<S: Source> PagePool<S> {
     /// Returns a page to the cache. If the cache is full, or the page is another pool's, it goes where a dropped page goes.
     #[inline]
     pub fn put(&mut self, page: PoolPage<S>) {
-        if page.shared.0 != self.shared.0 {
+        if page.shared != self.shared {
             return; // Its drop takes it to its own pool.
         }
         if self.cache.len() == CACHE {
@@ -344,7 +257,7 @@ impl<S: Source> PagePool<S> {
                 count += 1;
             }
         }
-        let is_own = |slot: &&Option<PoolPage<S>>| slot.as_ref().is_some_and(|page| page.shared.0 == self.shared.0);
+        let is_own = |slot: &&Option<PoolPage<S>>| slot.as_ref().is_some_and(|page| page.shared == self.shared);
         self.own.cache_full += slots.iter().filter(is_own).count() as u64;
         count + PoolPage::put_bulk(slots)
     }
@@ -402,10 +315,52 @@ impl<S: Source> PagePool<S> {
         drop(self);
         Ending { shared, since: Instant::now() }
     }
+}
 
-    /// Counts a page that the consumer is done with while somebody holds a fragment.
-    pub(super) fn note_released_refcnt(&mut self) {
-        self.own.released_refcnt += 1;
+impl<S: Source> PagePool<S>
+where
+    S::Item: Owned,
+{
+    /// Takes a part of a page: `bytes` bytes that begin at a multiple of 64, with an owner of its own. The page goes back to
+    /// the pool with the last of its fragments. Fragments are cut one after the other, and a new page is begun when the
+    /// rest of the last one is too short.
+    ///
+    /// # Errors
+    /// [`InvalidRequest::FragmentSize`] for 0 bytes, or more than a page of the pool has. As [`alloc`](Self::alloc).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, PagePool};
+    /// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
+    /// let (mut first, second) = (pool.alloc_frag(Gfp::NOWAIT, 1500)?, pool.alloc_frag(Gfp::NOWAIT, 1500)?);
+    /// first[0] = 1;
+    /// assert_eq!((first.len(), second.addr() - first.addr()), (1500, 1536));
+    /// assert_eq!(pool.in_flight(), 1); // Both are of one page.
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn alloc_frag(&mut self, gfp: Gfp, bytes: usize) -> Result<Frag<S>, Error> {
+        let max = self.source().order().bytes();
+        if bytes == 0 || bytes > max {
+            return Err(InvalidRequest::FragmentSize { bytes, max }.into());
+        }
+        if let Some(frag) = self.cut.as_mut().and_then(|cut| cut.next(bytes)) {
+            return Ok(frag);
+        }
+        let page = self.alloc(gfp)?;
+        self.end_cut();
+        let cut = self.cut.insert(Cut::new(page));
+        // A source may make smaller blocks than it says.
+        cut.next(bytes).ok_or(InvalidRequest::FragmentSize { bytes, max: cut.bytes() }.into())
+    }
+}
+
+impl<S: Source> PagePool<S> {
+    /// The consumer is done with the page that it cut.
+    fn end_cut(&mut self) {
+        let Some(cut) = self.cut.take() else { return };
+        match cut.end() {
+            Some(page) => self.put(page),
+            None => self.own.released_refcnt += 1,
+        }
     }
 }
 
@@ -431,128 +386,6 @@ unsafe impl<S: Source + Send + Sync> Send for PagePool<S> {}
 impl<S: Source> fmt::Debug for PagePool<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.stats().fmt(f)
-    }
-}
-
-/// A page of a [`PagePool`], or whatever else its source makes. It goes back to its pool when it is dropped, on any thread.
-///
-/// It dereferences to the page. It has two words, and so has its `Option`.
-///
-/// ```
-/// use pagemill::{Allocator, Gfp, PagePool, PoolPage};
-/// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
-/// let mut page: PoolPage = pool.alloc(Gfp::NOWAIT)?;
-/// page[0] = 1;
-/// assert_eq!(size_of::<Option<PoolPage>>(), 2 * size_of::<usize>());
-/// # Ok::<(), pagemill::Error>(())
-/// ```
-pub struct PoolPage<S: Source = PageSource<Page>> {
-    item: ManuallyDrop<S::Item>,
-    shared: SharedPtr<S>,
-}
-
-impl<S: Source> PoolPage<S> {
-    #[inline]
-    fn new(item: S::Item, shared: SharedPtr<S>) -> Self {
-        Self { item: ManuallyDrop::new(item), shared }
-    }
-
-    /// The item, which is still on the count.
-    #[inline]
-    fn into_item(self) -> S::Item {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped and not used again.
-        unsafe { ManuallyDrop::take(&mut this.item) }
-    }
-
-    /// Takes the page out of its pool for good: an ordinary page from now on, which the pool does not count any more
-    /// (C7.5).
-    ///
-    /// This is no method, since it would hide a method of the page.
-    ///
-    /// ```
-    /// use pagemill::{Allocator, Gfp, Page, PagePool, PoolPage};
-    /// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
-    /// let page: Page = PoolPage::release(pool.alloc(Gfp::NOWAIT)?);
-    /// assert_eq!(pool.in_flight(), 0);
-    /// # drop(page);
-    /// # Ok::<(), pagemill::Error>(())
-    /// ```
-    pub fn release(this: Self) -> S::Item {
-        let shared = this.shared;
-        let item = this.into_item();
-        shared.take_off(1);
-        item
-    }
-
-    /// Returns the pages in the slots, and empties the slots: up to 64 of one pool in one section of its ring. Returns how
-    /// many there were. For threads other than the consumer; that one has [`PagePool::put_bulk`].
-    ///
-    /// ```
-    /// use pagemill::{Allocator, Gfp, PagePool, PoolPage};
-    /// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
-    /// let mut pages = [const { None }; 32];
-    /// pool.alloc_bulk(Gfp::NOWAIT, &mut pages)?;
-    /// std::thread::scope(|scope| scope.spawn(|| PoolPage::put_bulk(&mut pages)).join()).unwrap();
-    /// assert_eq!(pool.stats().ring, 32);
-    /// # Ok::<(), pagemill::Error>(())
-    /// ```
-    pub fn put_bulk(slots: &mut [Option<Self>]) -> usize {
-        let mut pages = slots.iter_mut().filter_map(Option::take).peekable();
-        let mut count = 0;
-        while let Some(first) = pages.next() {
-            let shared = first.shared;
-            let mut items = [const { None }; REFILL];
-            items[0] = Some(first.into_item());
-            let mut held = 1;
-            while held < REFILL
-                && let Some(page) = pages.next_if(|page| page.shared.0 == shared.0)
-            {
-                items[held] = Some(page.into_item());
-                held += 1;
-            }
-            count += held;
-            shared.give_back(&mut items[..held]);
-        }
-        count
-    }
-}
-
-impl<S: Source> Drop for PoolPage<S> {
-    #[inline]
-    fn drop(&mut self) {
-        // SAFETY: taken once, here: whatever else takes it forgets the handle.
-        let item = unsafe { ManuallyDrop::take(&mut self.item) };
-        self.shared.give_back(&mut [Some(item)]);
-    }
-}
-
-// SAFETY: it has its item, and shares the rest as the pool does.
-unsafe impl<S: Source + Send + Sync> Send for PoolPage<S> {}
-// SAFETY: a shared reference leads to a shared reference of the item, and to nothing else.
-unsafe impl<S: Source + Send + Sync> Sync for PoolPage<S> where S::Item: Sync {}
-
-impl<S: Source> Deref for PoolPage<S> {
-    type Target = S::Item;
-    #[inline]
-    fn deref(&self) -> &S::Item {
-        &self.item
-    }
-}
-
-impl<S: Source> DerefMut for PoolPage<S> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut S::Item {
-        &mut self.item
-    }
-}
-
-impl<S: Source> fmt::Debug for PoolPage<S>
-where
-    S::Item: fmt::Debug,
-{
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.item.fmt(f)
     }
 }
 
@@ -599,5 +432,3 @@ impl<S: Source> fmt::Debug for Ending<S> {
         fmt::Display::fmt(self, f)
     }
 }
-
-const _: () = assert!(mem::size_of::<Option<PoolPage>>() == 2 * mem::size_of::<usize>());
