@@ -212,6 +212,7 @@ impl Waking {
 
     /// Wakes every task that it knows and that still waits.
     fn look_again(known: &mut Vec<Known>) {
+        let here = Stamp::here();
         let mut late: Vec<Weak<dyn Look>> = Vec::new();
         known.retain_mut(|known| {
             let Some(waiter) = known.waiter.upgrade() else { return false };
@@ -244,7 +245,10 @@ impl Waking {
             waiter.is_known.store(false, Relaxed);
             false
         });
-        late.iter().filter_map(Weak::upgrade).for_each(|lines| lines.look_for_late());
+        // In the child of a waker that forked, the lines are the parent's, and another thread may have had them.
+        if !here.is_inherited() {
+            late.iter().filter_map(Weak::upgrade).for_each(|lines| lines.look_for_late());
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use pagemill::{
     Allocator, Block, Bulk, Ending, Error, Exact, Gfp, InvalidRequest, Memory, NodeId, Order, PagePool, PagePoolStats,
     PageSource, PoolPage, Source, Why,
 };
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc;
@@ -185,6 +186,128 @@ fn a_source_that_lies_loses_nothing() {
         drop(pages);
         assert_eq!(pool.in_flight(), 0);
     }
+}
+
+/// Leaves in the slots what it should end.
+struct Leaves;
+
+impl Source for Leaves {
+    type Item = u32;
+    fn alloc(&self, _: Bulk<'_, Exact, u32>) -> Result<Option<u32>, Error> {
+        Ok(Some(0))
+    }
+    fn free(&self, _: u32) {}
+    fn free_bulk(&self, _: &mut [Option<u32>]) {}
+}
+
+#[test]
+fn a_source_that_leaves_items_in_their_slots_has_each_counted_once() {
+    let mut pool = PagePool::new(Leaves);
+    let mut pages = take(&mut pool, 65);
+    assert_eq!(pool.put_bulk(&mut pages[..2]), 2);
+    // The cache has 65, more than go back at once.
+    let ending = pool.destroy();
+    assert_eq!(ending.in_flight(), 63);
+    drop(pages);
+    assert_eq!(ending.in_flight(), 0);
+}
+
+#[test]
+fn a_source_that_unwinds_loses_nothing() {
+    struct Unwinds(Numbers);
+    impl Source for Unwinds {
+        type Item = u32;
+        fn alloc(&self, request: Bulk<'_, Exact, u32>) -> Result<Option<u32>, Error> {
+            self.0.alloc(request)
+        }
+        fn free(&self, number: u32) {
+            self.0.free(number);
+        }
+        fn node_of(&self, number: &u32) -> Option<NodeId> {
+            assert_ne!(*number, 40, "a source that panics on purpose");
+            NodeId::new(0)
+        }
+    }
+    let mut pool = PagePool::new(Unwinds(Numbers::new(64))).on_node(NodeId::ZERO);
+    drop(take(&mut pool, 64));
+    assert!(catch_unwind(AssertUnwindSafe(|| pool.alloc(Gfp::NOWAIT))).is_err());
+    assert_eq!((pool.source().0.freed.load(SeqCst), pool.in_flight()), (64, 0));
+    assert_eq!(take(&mut pool, 64).len(), 64);
+    assert_eq!((pool.stats().slow, pool.stats().fast), (2, 126));
+}
+
+/// Has no more than its pool has; while it is asked, another thread returns a page to the ring.
+struct Dry {
+    left: Mutex<Vec<u32>>,
+    /// How many it was asked for.
+    asked: Mutex<Vec<usize>>,
+    calls: Mutex<mpsc::Sender<()>>,
+    returned: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Source for Dry {
+    type Item = u32;
+    fn alloc(&self, _: Bulk<'_, Exact, u32>) -> Result<Option<u32>, Error> {
+        unreachable!("it is asked for many")
+    }
+    fn free(&self, number: u32) {
+        self.left.lock().unwrap().push(number);
+    }
+    fn fill(&self, _: Bulk<'_, Exact, u32>, slots: &mut [Option<u32>]) -> Result<usize, Error> {
+        self.asked.lock().unwrap().push(slots.len());
+        if let Some(number) = self.left.lock().unwrap().pop() {
+            slots[0] = Some(number);
+            return Ok(1);
+        }
+        self.calls.lock().unwrap().send(()).unwrap();
+        self.returned.lock().unwrap().recv().unwrap();
+        Ok(0)
+    }
+}
+
+#[test]
+fn a_page_that_comes_back_while_the_source_is_asked_serves_the_request() {
+    let ((calls, called), (returns, returned)) = (mpsc::channel(), mpsc::channel());
+    let source = Dry {
+        left: Mutex::new(vec![7]),
+        asked: Mutex::default(),
+        calls: Mutex::new(calls),
+        returned: Mutex::new(returned),
+    };
+    let mut pool = PagePool::new(source);
+    let page = pool.alloc(Gfp::NOWAIT).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            called.recv().unwrap();
+            drop(page);
+            returns.send(()).unwrap();
+        });
+        assert_eq!(*pool.alloc(Gfp::NOWAIT).unwrap(), 7);
+    });
+    assert_eq!(*pool.source().asked.lock().unwrap(), [REFILL, REFILL]);
+}
+
+/// Without an end, a request of the source would wait for pages that are in the ring.
+#[test]
+fn a_request_that_may_not_fail_is_served_by_pages_that_come_back() {
+    let allocator = one_cpu(Memory::anonymous(100));
+    let mut pool = PagePool::pages(&allocator);
+    let pages = take(&mut pool, 100);
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(pages));
+        assert!(pool.alloc(Gfp::KERNEL | Gfp::NOFAIL).is_ok());
+    });
+}
+
+#[test]
+fn a_page_is_zeroed_if_the_request_says_so() {
+    let allocator = one_cpu(Memory::anonymous(100));
+    let mut pool = PagePool::pages(&allocator);
+    let mut page = pool.alloc(Gfp::NOWAIT).unwrap();
+    page.fill(1);
+    pool.put(page);
+    let page = pool.alloc(Gfp::NOWAIT | Gfp::ZERO).unwrap();
+    assert!(page.iter().all(|byte| *byte == 0));
 }
 
 #[test]

@@ -63,15 +63,27 @@ impl<S: Source> SharedPtr<S> {
         }
     }
 
-    /// Ends items: they go back to the source, and off the count.
+    /// Ends items: they go back to the source, and off the count, also if the source unwinds. What it leaves in the slots
+    /// is dropped.
     pub(super) fn end_bulk(self, slots: &mut [Option<S::Item>]) {
-        let n = slots.iter().filter(|slot| slot.is_some()).count();
+        struct TakesOff<S: Source>(SharedPtr<S>, usize);
+        impl<S: Source> Drop for TakesOff<S> {
+            fn drop(&mut self) {
+                self.0.take_off(self.1);
+            }
+        }
+        let off = TakesOff(self, slots.iter().filter(|slot| slot.is_some()).count());
         self.get().source.free_bulk(slots);
-        self.take_off(n);
+        slots.fill_with(|| None);
+        drop(off);
     }
 
-    /// Returns the items in the slots, at most [`REFILL`]: to the ring, and to the source what it has no room for.
+    /// Returns the items in the slots, at most [`REFILL`]: to the ring, and to the source what it has no room for. In a forked
+    /// child all go to the source, so that whatever is reserved in its ring and not there is lost.
     fn give_back(self, slots: &mut [Option<S::Item>]) {
+        if self.get().stamp.is_inherited() {
+            return self.end_bulk(slots);
+        }
         let mut left = slots.iter().filter(|slot| slot.is_some()).count();
         let mut items = slots.iter_mut().filter(|slot| slot.is_some());
         while left > 0 {
@@ -97,7 +109,8 @@ impl<S: Source> SharedPtr<S> {
 
 /// A page of a [`PagePool`](super::PagePool), or whatever else its source makes. It goes back to its pool when it is dropped, on any thread.
 ///
-/// It dereferences to the page. It has two words, and so has its `Option`.
+/// It dereferences to the page. It has two words, and so has its `Option`. A program that puts another page in its place
+/// (`mem::swap`) gives that one to the pool, which does not look where it comes from.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, PagePool, PoolPage};

@@ -8,8 +8,9 @@ use crate::bulk::{Bulk, Exact};
 use crate::error::{Error, InvalidRequest};
 use crate::handle::{Block, Owned, Page};
 use crate::mempool::{PageSource, Source};
+use crate::sync::let_others_on;
 use core::fmt;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use pagemill_core::{Exhausted, Gfp, NodeId, Order, Policy, Why};
 use std::time::{Duration, Instant};
 
@@ -145,29 +146,63 @@ impl<S: Source> PagePool<S> {
         self
     }
 
-    /// Takes a page. Its contents are what its last owner left.
+    /// Takes a page. Its contents are what its last owner left, unless `gfp` has `ZERO`.
+    ///
+    /// What `gfp` says of reclaim and waiting is said to the source, with two differences. A request for 64 never tries for
+    /// all of them: with `RETRY_MAYFAIL` it asks for one if none came. With `NOFAIL` the pool asks its ring and its source in
+    /// turn until one has a page, since the pages that it waits for may come back to the ring.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] if cache and ring are empty and the source has none; the source's error otherwise. Whether
-    /// the source may reclaim or wait is said by `gfp`.
+    /// [`Error::Exhausted`] if cache and ring are empty and the source has none; the source's error otherwise.
     #[inline]
     pub fn alloc(&mut self, gfp: Gfp) -> Result<PoolPage<S>, Error> {
-        match self.cache.pop() {
-            Some(item) => Ok(PoolPage::new(item, self.shared)),
-            None => self.alloc_slow(gfp),
+        let mut page = match self.cache.pop() {
+            Some(item) => PoolPage::new(item, self.shared),
+            None => self.alloc_slow(gfp)?,
+        };
+        if gfp.contains(Gfp::ZERO) {
+            self.shared.get().source.renew(&mut page, gfp);
         }
+        Ok(page)
     }
 
     #[cold]
     #[inline(never)]
     fn alloc_slow(&mut self, gfp: Gfp) -> Result<PoolPage<S>, Error> {
-        self.refill(gfp)?;
-        let order = self.shared.get().source.order().get();
-        self.own.not_fast += u64::from(self.cache.len() > 0);
-        let Some(item) = self.cache.pop() else {
-            return Err(Exhausted { wanted: 1, got: 0, order, why: Why::Exhausted }.into());
-        };
-        Ok(PoolPage::new(item, self.shared))
+        gfp.check()?;
+        // Each page is zeroed as it is taken.
+        let one = gfp.without(Gfp::NOFAIL | Gfp::ZERO);
+        let some = one.without(Gfp::RETRY_MAYFAIL);
+        self.own.empty += u64::from(self.refill() == 0);
+        self.own.slow += u64::from(self.cache.len() == 0);
+        let mut turn = 0;
+        loop {
+            let mut asked = Ok(());
+            if self.cache.len() == 0 {
+                asked = self.ask(some, REFILL);
+            }
+            if self.cache.len() == 0 && one != some {
+                asked = self.ask(one, 1);
+            }
+            // Pages may have come back while the source was asked.
+            if self.cache.len() == 0 {
+                self.refill();
+            }
+            if let Some(item) = self.cache.pop() {
+                self.own.not_fast += 1;
+                return Ok(PoolPage::new(item, self.shared));
+            }
+            match asked {
+                Ok(()) | Err(Error::Exhausted(_)) if gfp.contains(Gfp::NOFAIL) => {}
+                Err(error) => return Err(error),
+                Ok(()) => {
+                    let order = self.shared.get().source.order().get();
+                    return Err(Exhausted { wanted: 1, got: 0, order, why: Why::Exhausted }.into());
+                }
+            }
+            let_others_on(turn);
+            turn += 1;
+        }
     }
 
     /// Fills empty slots, as many as it can, and returns how many.
@@ -196,37 +231,48 @@ impl<S: Source> PagePool<S> {
         Ok(filled)
     }
 
-    /// Fills the empty cache from the ring, or else from the source. It stays empty if both have none.
-    fn refill(&mut self, gfp: Gfp) -> Result<(), Error> {
+    /// Fills the empty cache from the ring. Returns how many items were there, of the pool's node or not.
+    fn refill(&mut self) -> usize {
+        let mut hand = Hand::new(self.shared);
         let shared = self.shared.get();
-        let mut slots = [const { None }; REFILL];
-        let cache = &mut self.cache;
+        let mut slots = hand.slots.iter_mut();
+        let put = |item| {
+            if let Some(slot) = slots.next() {
+                *slot = Some(item);
+            }
+        };
         // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
-        let popped = unsafe { shared.ring.pop(REFILL, |item| _ = cache.push(item)) };
-        if let Some(node) = self.node {
-            slots.iter_mut().zip(core::iter::from_fn(|| cache.pop())).for_each(|(slot, item)| *slot = Some(item));
-            let is_own = |item: &mut S::Item| shared.source.node_of(item).is_none_or(|of| of == node);
-            slots.iter_mut().filter_map(|slot| slot.take_if(is_own)).for_each(|item| _ = cache.push(item));
-            self.own.waive += (popped - cache.len()) as u64;
-            self.shared.end_bulk(&mut slots);
+        let popped = unsafe { shared.ring.pop(REFILL, shared.stamp.is_inherited(), put) };
+        // The source's code may unwind: then all go back to it.
+        let is_own = |slot: &Option<S::Item>| match (slot, self.node) {
+            (Some(item), Some(node)) => shared.source.node_of(item).is_none_or(|of| of == node),
+            (slot, _) => slot.is_some(),
+        };
+        let are_own = hand.slots.each_ref().map(is_own);
+        for (slot, _) in hand.slots.iter_mut().zip(are_own).filter(|(_, is_own)| *is_own) {
+            _ = slot.take().and_then(|item| self.cache.push(item)); // There is room: it was empty.
         }
-        if self.cache.len() > 0 {
-            self.own.refill += 1;
-            self.own.refilled += self.cache.len() as u64;
-            return Ok(());
-        }
-        self.own.empty += u64::from(popped == 0);
-        self.own.slow += 1;
-        let mut request = Bulk::<Exact, S::Item>::exact(REFILL).gfp(gfp);
+        self.own.waive += (popped - self.cache.len()) as u64;
+        self.own.refilled += self.cache.len() as u64;
+        self.own.refill += u64::from(self.cache.len() > 0);
+        popped
+    }
+
+    /// Fills the empty cache from the source, with up to `n` items.
+    fn ask(&mut self, gfp: Gfp, n: usize) -> Result<(), Error> {
+        let mut request = Bulk::<Exact, S::Item>::exact(n).gfp(gfp);
         if let Some(node) = self.node {
             request = request.policy(Policy::Preferred(node));
         }
-        let filled = shared.source.fill(request, &mut slots);
+        let shared = self.shared.get();
+        let mut slots = [const { None }; REFILL];
+        let filled = shared.source.fill(request, &mut slots[..n]);
         // What the source delivered counts, whatever it says.
-        slots.into_iter().flatten().for_each(|item| drop(self.cache.push(item)));
-        shared.count.fetch_add(self.cache.len(), Relaxed);
-        self.own.refilled += self.cache.len() as u64;
-        if self.cache.len() == 0 { filled.map(drop) } else { Ok(()) }
+        slots.into_iter().flatten().for_each(|item| _ = self.cache.push(item));
+        let came = self.cache.len();
+        shared.count.fetch_add(came, Relaxed);
+        self.own.refilled += came as u64;
+        if came == 0 { filled.map(drop) } else { Ok(()) }
     }
 
     /// Returns a page to the cache. If the cache is full, or the page is another pool's, it goes where a dropped page goes.
@@ -262,12 +308,12 @@ impl<S: Source> PagePool<S> {
         count + PoolPage::put_bulk(slots)
     }
 
-    /// The number of pages that are out: handed out, and neither returned nor [released](PoolPage::release). While other
-    /// threads return pages it may be a little off.
+    /// The number of pages that are out: handed out, and neither returned nor [released](PoolPage::release); with the one
+    /// that fragments are cut from. While other threads return pages it may be a little off.
     pub fn in_flight(&self) -> usize {
         let shared = self.shared.get();
         let inside = 1 + self.cache.len() + shared.ring.len();
-        shared.count.load(Relaxed).saturating_sub(inside)
+        shared.count.load(Acquire).saturating_sub(inside)
     }
 
     /// The pool's figures.
@@ -367,16 +413,51 @@ impl<S: Source> PagePool<S> {
 impl<S: Source> Drop for PagePool<S> {
     fn drop(&mut self) {
         self.end_cut();
-        let mut slots = [const { None }; REFILL];
-        while self.cache.len() > 0 {
-            slots.iter_mut().zip(core::iter::from_fn(|| self.cache.pop())).for_each(|(slot, item)| *slot = Some(item));
-            self.shared.end_bulk(&mut slots);
+        let shared = self.shared.get();
+        // First of all: if the source unwinds, pages that come later go to it all the same.
+        shared.ring.end();
+        let mut turn = 0;
+        loop {
+            let mut hand = Hand::new(self.shared);
+            let mut slots = hand.slots.iter_mut();
+            let put = |item| {
+                if let Some(slot) = slots.next() {
+                    *slot = Some(item);
+                }
+            };
+            // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
+            let popped = unsafe { shared.ring.pop(REFILL, shared.stamp.is_inherited(), put) };
+            let rest = hand.slots.iter_mut().skip(popped).zip(core::iter::from_fn(|| self.cache.pop()));
+            rest.for_each(|(slot, item)| *slot = Some(item));
+            if hand.slots[0].is_none() {
+                if shared.ring.len() == 0 {
+                    break;
+                }
+                let_others_on(turn); // A thread has reserved a slot, and is about to fill it.
+                turn += 1;
+            }
         }
-        let mut hand = Vec::with_capacity(self.shared.get().ring.len());
-        // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
-        unsafe { self.shared.get().ring.end(self.shared.get().stamp.is_inherited(), |item| hand.push(Some(item))) };
-        self.shared.end_bulk(&mut hand);
         self.shared.take_off(1);
+    }
+}
+
+/// Items of a pool on their way. What is still here goes to the source in the end.
+struct Hand<S: Source> {
+    slots: [Option<S::Item>; REFILL],
+    shared: SharedPtr<S>,
+}
+
+impl<S: Source> Hand<S> {
+    fn new(shared: SharedPtr<S>) -> Self {
+        Self { slots: [const { None }; REFILL], shared }
+    }
+}
+
+impl<S: Source> Drop for Hand<S> {
+    fn drop(&mut self) {
+        if self.slots.iter().any(Option::is_some) {
+            self.shared.end_bulk(&mut self.slots);
+        }
     }
 }
 
@@ -400,7 +481,8 @@ pub struct Ending<S: Source = PageSource<Page>> {
 impl<S: Source> Ending<S> {
     /// The number of pages that are still out.
     pub fn in_flight(&self) -> usize {
-        self.shared.get().count.load(Relaxed) - 1
+        // Acquire pairs with the Release in `take_off`: the source has ended those pages.
+        self.shared.get().count.load(Acquire) - 1
     }
     /// The time since the pool ended.
     pub fn age(&self) -> Duration {

@@ -11,12 +11,16 @@
 //! - R2 A producer touches the ring no more once it has marked its last slot as full. So the ring may be freed as soon as
 //!   the consumer has taken every item up to `tail`.
 //! - R3 Once the ring has ended nothing is reserved, so `tail` stays as it is.
-use crate::sync::{AtomicBool, AtomicUsize, UnsafeCell, let_others_on};
+//!
+//! A thread that is preempted between its exchange and its marks holds up no producer. The consumer finds nothing behind
+//! its slots meanwhile, and waits for it when the pool ends.
+use crate::sync::{AtomicBool, AtomicUsize, UnsafeCell};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// Set in `tail` when the ring has ended. Positions are counted above this bit; they don't overflow within centuries.
 const ENDED: usize = 1;
+const _: () = assert!(usize::BITS == 64);
 const ONE: usize = 2;
 
 /// On a cache line of its own, which the other side doesn't write to.
@@ -98,49 +102,66 @@ impl<T> Ring<T> {
         Some(count)
     }
 
-    /// Moves up to `most` items out, and returns how many. `each` must not unwind.
+    /// Moves up to `most` items out, and returns how many. `each` must not unwind. `is_lost`: passes over slots that are
+    /// reserved and not full, because the threads that reserved them do not exist.
     ///
     /// # Safety
     /// No other thread calls this at the same time.
-    pub(super) unsafe fn pop(&self, most: usize, mut each: impl FnMut(T)) -> usize {
-        let head = self.head.0.load(Relaxed);
-        let mut count = 0;
+    pub(super) unsafe fn pop(&self, most: usize, is_lost: bool, mut each: impl FnMut(T)) -> usize {
+        let (mut at, mut count) = (self.head.0.load(Relaxed), 0);
+        let passes_to = if is_lost { self.pushed() } else { 0 };
         while count < most {
-            let slot = self.slot(head + count);
+            let slot = self.slot(at);
             // Acquire pairs with the Release in `push`.
-            if !slot.is_full.load(Acquire) {
+            if slot.is_full.load(Acquire) {
+                // SAFETY: the slot is full, and this call alone empties it.
+                each(slot.item.with_mut(|item| unsafe { (*item).assume_init_read() }));
+                slot.is_full.store(false, Relaxed);
+                count += 1;
+            } else if at >= passes_to {
                 break;
             }
-            // SAFETY: the slot is full, and this call alone empties it.
-            each(slot.item.with_mut(|item| unsafe { (*item).assume_init_read() }));
-            slot.is_full.store(false, Relaxed);
-            count += 1;
+            at += 1;
         }
         // Release pairs with the Acquire in `push`.
-        self.head.0.store(head + count, Release);
+        self.head.0.store(at, Release);
         count
     }
 
-    /// Ends the ring: from now on nothing is pushed. Moves all items out, and waits for those of calls that have begun,
-    /// unless `is_lost` says that their threads do not exist.
-    ///
-    /// # Safety
-    /// As for [`pop`](Self::pop).
-    pub(super) unsafe fn end(&self, is_lost: bool, mut each: impl FnMut(T)) {
+    /// Ends the ring: from now on nothing is pushed. What is in it stays, and so does what calls that have begun put in.
+    pub(super) fn end(&self) {
         // AcqRel orders it with the exchanges in `push`, which all come before or fail.
-        let tail = self.tail.0.fetch_or(ENDED, AcqRel) / ONE;
-        let mut turns = 0_u32;
-        while self.head.0.load(Relaxed) < tail {
-            // SAFETY: as the caller promises.
-            if unsafe { self.pop(usize::MAX, &mut each) } > 0 {
-                continue;
+        self.tail.0.fetch_or(ENDED, AcqRel);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::Ring;
+
+    /// As in a forked child, where the thread that reserved it does not go on.
+    #[test]
+    fn a_slot_that_nobody_will_fill_is_passed_over() {
+        let ring = Ring::new(4);
+        let mut seen = Vec::new();
+        let mut number = 0;
+        let mut next = || {
+            number += 1;
+            if number == 3 {
+                // SAFETY: no other thread takes.
+                assert_eq!(unsafe { ring.pop(usize::MAX, false, |item| seen.push(item)) }, 2);
+                // SAFETY: as above.
+                assert_eq!(unsafe { ring.pop(usize::MAX, true, |item| seen.push(item)) }, 0);
             }
-            if is_lost {
-                self.head.0.fetch_add(1, Relaxed); // Its item with it.
-            } else {
-                let_others_on(turns);
-                turns += 1;
-            }
-        }
+            number
+        };
+        // SAFETY: the ring exists.
+        assert_eq!(unsafe { Ring::push(&raw const ring, 3, &mut next) }, Some(3));
+        assert_eq!(ring.len(), 0, "the third slot was passed over before it was filled");
+        // SAFETY: as above.
+        assert_eq!(unsafe { Ring::push(&raw const ring, 1, next) }, Some(1));
+        // SAFETY: as above.
+        assert_eq!(unsafe { ring.pop(usize::MAX, false, |item| seen.push(item)) }, 1);
+        assert_eq!(seen, [1, 2, 4]);
     }
 }
