@@ -1,7 +1,7 @@
 //! Runs of neighbouring pages in any number (C3.17): `alloc_contig`.
 use crate::common::{
-    Cache, Over, Rng, all, allocators, arena, assert_all_back, backends, close_all_back, is_all, is_stamped, one_cpu,
-    stamp, stay_here, until, until_waiting,
+    Cache, Rng, all, allocators, arena, assert_all_back, backends, close_all_back, is_all, is_served_beside_others,
+    is_stamped, one_cpu, stamp, stay_here, until_waiting,
 };
 use pagemill::{
     Allocator, Error, Exhausted, Faults, Gfp, InvalidRequest, Memory, MisuseKind, Mobility, NodeId, Order, PAGE_SIZE,
@@ -9,7 +9,7 @@ use pagemill::{
 };
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const MIXTURE: [usize; 5] = [3, 17, 100, 266, 700];
 
@@ -264,36 +264,11 @@ fn a_request_waits_for_a_run_and_delays_no_other() {
     }
 }
 
-/// Other threads take and free pages all the time, and leave next to none.
 #[test]
 fn a_run_that_is_overtaken_claims_a_pageblock() {
-    const PAGES: usize = 2048;
-    for allocator in &allocators(PAGES) {
-        let (is_over, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            let _over = Over(&is_over);
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    let mut mine: VecDeque<Page> = VecDeque::new();
-                    while !is_over.load(Relaxed) {
-                        match allocator.alloc_page(Gfp::KERNEL) {
-                            Ok(page) => mine.push_back(page),
-                            Err(_) => drop(mine.pop_front()),
-                        }
-                        if mine.len() > PAGES / 3 - 4 {
-                            mine.pop_front();
-                            turns.fetch_add(1, Relaxed);
-                        }
-                    }
-                });
-            }
-            until("others at work", || turns.load(Relaxed) > 20);
-            let waiter = scope.spawn(|| allocator.alloc_contig(Gfp::KERNEL | Gfp::NOFAIL, 300).map(|run| run.len()));
-            until("its turn", || waiter.is_finished());
-            assert_eq!(waiter.join().unwrap(), Ok(300));
-        });
-        assert_all_back(allocator);
-    }
+    is_served_beside_others(2048, 300, |allocator| {
+        allocator.alloc_contig(Gfp::KERNEL | Gfp::NOFAIL, 300).map(|run| run.len())
+    });
 }
 
 #[test]

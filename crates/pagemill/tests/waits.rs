@@ -3,13 +3,13 @@
 //! the wait.
 
 use crate::common::{
-    HOUR, Over, all_without_waiting, allocators, arena, assert_all_back, backends, slots, take, until, until_waiting,
+    HOUR, Over, all_without_waiting, allocators, arena, assert_all_back, backends, is_served_beside_others, slots,
+    take, until, until_waiting,
 };
 use pagemill::{
     Allocator, AtLeast, Block, BlockList, Bulk, Cancel, Delivered, Error, Exact, Gfp, InvalidRequest, List, Memory,
     NodeId, NodeMask, Order, Owned, Page, PageList, Policy, Run, Shortfall, Watermarks, Why, free_pages_bulk,
 };
-use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -296,48 +296,19 @@ fn three_requests_for_half_of_memory_take_turns() {
     }
 }
 
-/// Other threads take and free pages all the time, and leave next to none. A large request is overtaken by them, claims what
-/// comes back, and is served; so are the others, before and after.
-fn is_served_beside_others(pages: usize, request: Bulk<'_, Exact, Block>, blocks: usize) {
-    for allocator in &allocators(pages) {
-        let (is_over, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            let _over = Over(&is_over);
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    let mut mine: VecDeque<Page> = VecDeque::new();
-                    while !is_over.load(Relaxed) {
-                        // One for one, so that without a claim there are never more than a few free.
-                        match allocator.alloc_page(Gfp::KERNEL) {
-                            Ok(page) => mine.push_back(page),
-                            Err(_) => drop(mine.pop_front()),
-                        }
-                        if mine.len() > pages / 3 - 4 {
-                            mine.pop_front();
-                            turns.fetch_add(1, Relaxed);
-                        }
-                    }
-                });
-            }
-            until("others at work", || turns.load(Relaxed) > 20);
-            let waiter = scope.spawn(move || {
-                let mut list = BlockList::new();
-                allocator.alloc_pages_bulk_list(request.timeout(HOUR), &mut list).map(|delivered| delivered.blocks)
-            });
-            until("its turn", || waiter.is_finished());
-            assert_eq!(waiter.join().unwrap(), Ok(blocks));
-            let before = turns.load(Relaxed);
-            until("the others' turns", || turns.load(Relaxed) > before + 20);
-        });
-        assert_all_back(allocator);
+/// A list of so many blocks.
+fn blocks_of(request: Bulk<'_, Exact, Block>) -> impl Fn(&Allocator) -> Result<usize, Error> + Sync {
+    move |allocator| {
+        let mut list = BlockList::new();
+        allocator.alloc_pages_bulk_list(request.timeout(HOUR), &mut list).map(|delivered| delivered.blocks)
     }
 }
 
 #[test]
 fn an_overtaken_request_claims_what_comes_back() {
-    is_served_beside_others(512, Bulk::exact(200), 200);
-    is_served_beside_others(2048, Bulk::exact(1).order(Order::PAGEBLOCK), 1);
-    is_served_beside_others(2048, Bulk::exact(1).order(Order::new(7).unwrap()), 1);
+    is_served_beside_others(512, 200, blocks_of(Bulk::exact(200)));
+    is_served_beside_others(2048, 1, blocks_of(Bulk::exact(1).order(Order::PAGEBLOCK)));
+    is_served_beside_others(2048, 1, blocks_of(Bulk::exact(1).order(Order::new(7).unwrap())));
 }
 
 /// The pages that a claim lacks may never be freed: other requests go on.

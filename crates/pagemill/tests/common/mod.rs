@@ -26,8 +26,9 @@ pub(crate) use patience::{PATIENCE, until};
 pub(crate) use resident::{are_resident, pages_go_singly, resident_pages, system_page};
 pub(crate) use shrinkers::{Cache, Calls, panics};
 
-use pagemill::Allocator;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use pagemill::{Allocator, Error, Gfp, Page};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 /// A deadline that is never met: something else ends the wait.
@@ -52,4 +53,42 @@ impl Drop for Over<'_> {
 pub(crate) fn end_if_it_hangs() {
     // SAFETY: a plain system call.
     unsafe { libc::alarm(PATIENCE.as_secs() as u32 + 60) };
+}
+
+/// Other threads take and free pages all the time, and leave next to none. `request` is overtaken by them, claims what comes
+/// back, and brings `n`; the others are served too, before and after.
+pub(crate) fn is_served_beside_others(
+    pages: usize,
+    n: usize,
+    request: impl Fn(&Allocator) -> Result<usize, Error> + Sync,
+) {
+    for allocator in &allocators(pages) {
+        let (is_over, turns) = (AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let _over = Over(&is_over);
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let mut mine: VecDeque<Page> = VecDeque::new();
+                    while !is_over.load(Relaxed) {
+                        // One for one, so that without a claim there are never more than a few free.
+                        match allocator.alloc_page(Gfp::KERNEL) {
+                            Ok(page) => mine.push_back(page),
+                            Err(_) => drop(mine.pop_front()),
+                        }
+                        if mine.len() > pages / 3 - 4 {
+                            mine.pop_front();
+                            turns.fetch_add(1, Relaxed);
+                        }
+                    }
+                });
+            }
+            until("others at work", || turns.load(Relaxed) > 20);
+            let waiter = scope.spawn(|| request(allocator));
+            until("its turn", || waiter.is_finished());
+            assert_eq!(waiter.join().unwrap(), Ok(n));
+            let before = turns.load(Relaxed);
+            until("the others' turns", || turns.load(Relaxed) > before + 20);
+        });
+        assert_all_back(allocator);
+    }
 }
