@@ -1,4 +1,4 @@
-//! The commands that other crates implement: `bench`, `crypt` and `nvme`. Their errors become failures of this program.
+//! The commands that other crates implement: `bench`, `crypt`, `nvme` and `xdp`. Their errors become failures of this program.
 use std::fmt::Display;
 use std::io::{self, Write};
 
@@ -43,6 +43,19 @@ pub(crate) fn crypt(args: &pagemill_crypt::commands::CryptArgs) -> Result<(), Fa
 pub(crate) fn nvme(args: &pagemill_nvme::commands::NvmeArgs) -> Result<(), Failure> {
     use pagemill_nvme::Error;
     let said = pagemill_nvme::commands::run(args, &mut |what| warn("nvme", what)).map_err(|error| {
+        let failure = failed(args.name(), &error, error.next_step());
+        match error {
+            Error::Interrupted { signal, .. } => failure.by_signal(signal),
+            _ => failure,
+        }
+    })?;
+    print(&said.out)
+}
+
+#[cfg(feature = "xdp")]
+pub(crate) fn xdp(args: &pagemill_xdp::commands::XdpArgs) -> Result<(), Failure> {
+    use pagemill_xdp::Error;
+    let said = pagemill_xdp::commands::run(args, &mut |what| warn("xdp", what)).map_err(|error| {
         let failure = failed(args.name(), &error, error.next_step());
         match error {
             Error::Interrupted { signal, .. } => failure.by_signal(signal),

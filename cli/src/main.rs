@@ -3,9 +3,9 @@
 //! `copy` moves a file through its pages, `stress` looks for a page with two owners, `info` reports what the library found on this
 //! machine, `top` watches another process, `generate` writes man pages and completions. Each of these is a module with its arguments and a `run`. [`commands`] calls the
 //! commands of other crates: `bench` measures the library, `crypt` makes encrypted volumes, `nvme` drives a disk without the
-//! kernel's driver.
+//! kernel's driver, `xdp` forwards packets.
 mod allocator;
-#[cfg(any(feature = "crypt", feature = "nvme"))]
+#[cfg(any(feature = "crypt", feature = "nvme", feature = "xdp"))]
 mod commands;
 mod copy;
 mod failure;
@@ -45,6 +45,8 @@ enum Command {
     Nvme(pagemill_nvme::commands::NvmeArgs),
     Stress(stress::StressArgs),
     Top(top::TopArgs),
+    #[cfg(feature = "xdp")]
+    Xdp(pagemill_xdp::commands::XdpArgs),
 }
 
 const AFTER_HELP: &str = "\
@@ -56,6 +58,8 @@ Examples:
   pagemill crypt format disk.img --size 1G
                                      make an encrypted volume
   pagemill nvme identify 01:00.0     what an NVMe drive says of itself
+  pagemill xdp echo eth0 --address 192.0.2.7
+                                     answer ARP and ping from a process
   pagemill stress --seconds 60       look for a page with two owners
   pagemill info                      backend, CPUs, arena, and a zone's state
   pagemill top /tmp/stress.sock      watch a process that serves this socket
@@ -95,5 +99,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Nvme(args) => commands::nvme(args),
         Command::Stress(args) => stress::run(args),
         Command::Top(args) => top::run(args),
+        #[cfg(feature = "xdp")]
+        Command::Xdp(args) => commands::xdp(args),
     }
 }

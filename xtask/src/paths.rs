@@ -21,9 +21,11 @@ pub(crate) struct Path {
 mod crypt;
 #[path = "../../paths/nvme/checks.rs"]
 mod nvme;
+#[path = "../../paths/xdp/checks.rs"]
+mod xdp;
 
 /// Every path.
-pub(crate) const PATHS: &[Path] = &[crypt::CHECKS, nvme::CHECKS];
+pub(crate) const PATHS: &[Path] = &[crypt::CHECKS, nvme::CHECKS, xdp::CHECKS];
 
 /// The needs of all paths' tests.
 pub(crate) fn wants() -> Vec<Need> {

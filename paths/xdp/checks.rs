@@ -1,0 +1,17 @@
+//! What the checks do for the packet path; read by xtask/src/paths.rs.
+
+use super::Path;
+use crate::tools::Need;
+
+pub(super) const CHECKS: Path = Path {
+    name: "xdp",
+    package: "pagemill-xdp",
+    wants: &[
+        Need::Deb("iproute2", &["ip", "-V"]),
+        // Asks what `echo` answers.
+        Need::Deb("iputils-ping", &["ping", "-V"]),
+        // Has senders finish their packets: checksums, segments, tags.
+        Need::Deb("ethtool", &["ethtool", "--version"]),
+    ],
+    program_tests: &["xdp"],
+};

@@ -1,0 +1,185 @@
+//! What a lane counts.
+use pagemill::PagePoolStats;
+use rustix::net::xdp::XdpStatistics;
+use serde::Serialize;
+
+use crate::frames::Lie;
+
+/// Why this program dropped a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dropped {
+    /// Dropping is what it was asked to do.
+    Asked,
+    /// The send ring had no room.
+    SendRingFull,
+    /// It asks nothing that `echo` answers.
+    NotAsked,
+    /// It is shorter than it says, or a checksum is wrong.
+    Damaged,
+    /// It is longer than its page, or in several parts.
+    BadLength,
+}
+
+/// Packets, bytes, and what was wrong. The names are part of the program's interface.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Counts {
+    pub(crate) received: u64,
+    pub(crate) received_bytes: u64,
+    pub(crate) sent: u64,
+    pub(crate) sent_bytes: u64,
+    pub(crate) completed: u64,
+    pub(crate) drop_asked: u64,
+    pub(crate) drop_send_ring_full: u64,
+    pub(crate) drop_not_asked: u64,
+    pub(crate) drop_damaged: u64,
+    pub(crate) drop_bad_length: u64,
+    /// Received or completed addresses that are outside of the UMEM, and those of frames that the kernel doesn't have.
+    pub(crate) lie_received_outside: u64,
+    pub(crate) lie_received_not_there: u64,
+    pub(crate) lie_completed_outside: u64,
+    pub(crate) lie_completed_not_there: u64,
+    /// Refills that the pool had too few pages for.
+    pub(crate) no_page: u64,
+}
+
+impl Counts {
+    #[inline]
+    pub(crate) fn drop(&mut self, why: Dropped) {
+        *match why {
+            Dropped::Asked => &mut self.drop_asked,
+            Dropped::SendRingFull => &mut self.drop_send_ring_full,
+            Dropped::NotAsked => &mut self.drop_not_asked,
+            Dropped::Damaged => &mut self.drop_damaged,
+            Dropped::BadLength => &mut self.drop_bad_length,
+        } += 1;
+    }
+
+    #[cold]
+    pub(crate) fn lies_received(&mut self, lie: Lie) {
+        match lie {
+            Lie::Outside => self.lie_received_outside += 1,
+            Lie::NotThere => self.lie_received_not_there += 1,
+        }
+    }
+
+    #[cold]
+    pub(crate) fn lies_completed(&mut self, lie: Lie) {
+        match lie {
+            Lie::Outside => self.lie_completed_outside += 1,
+            Lie::NotThere => self.lie_completed_not_there += 1,
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.received += other.received;
+        self.received_bytes += other.received_bytes;
+        self.sent += other.sent;
+        self.sent_bytes += other.sent_bytes;
+        self.completed += other.completed;
+        self.drop_asked += other.drop_asked;
+        self.drop_send_ring_full += other.drop_send_ring_full;
+        self.drop_not_asked += other.drop_not_asked;
+        self.drop_damaged += other.drop_damaged;
+        self.drop_bad_length += other.drop_bad_length;
+        self.lie_received_outside += other.lie_received_outside;
+        self.lie_received_not_there += other.lie_received_not_there;
+        self.lie_completed_outside += other.lie_completed_outside;
+        self.lie_completed_not_there += other.lie_completed_not_there;
+        self.no_page += other.no_page;
+    }
+}
+
+/// What the kernel counted for the sockets.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub(crate) struct Kernel {
+    /// Packets that had no page, or did not fit one.
+    dropped: u64,
+    receive_ring_full: u64,
+    fill_ring_empty: u64,
+    /// Addresses that it did not take.
+    invalid_received: u64,
+    invalid_sent: u64,
+}
+
+impl Kernel {
+    pub(crate) fn add(&mut self, of: &XdpStatistics) {
+        self.dropped += of.rx_dropped;
+        self.receive_ring_full += of.rx_ring_full.unwrap_or(0);
+        self.fill_ring_empty += of.rx_fill_ring_empty_descs.unwrap_or(0);
+        self.invalid_received += of.rx_invalid_descs;
+        self.invalid_sent += of.tx_invalid_descs;
+    }
+}
+
+/// The pools' figures, by Linux's names.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub(crate) struct Pool {
+    fast: u64,
+    slow: u64,
+    empty: u64,
+    refill: u64,
+    cached: u64,
+    cache_full: u64,
+    ring: u64,
+    ring_full: u64,
+    in_flight: usize,
+}
+
+/// What there is to say at one moment.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub(crate) struct Report {
+    #[serde(flatten)]
+    pub(crate) counts: Counts,
+    pub(crate) kernel: Kernel,
+    pub(crate) pool: Pool,
+}
+
+impl Report {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.counts.add(&other.counts);
+        let (to, of) = (&mut self.kernel, &other.kernel);
+        to.dropped += of.dropped;
+        to.receive_ring_full += of.receive_ring_full;
+        to.fill_ring_empty += of.fill_ring_empty;
+        to.invalid_received += of.invalid_received;
+        to.invalid_sent += of.invalid_sent;
+        let (to, of) = (&mut self.pool, &other.pool);
+        to.fast += of.fast;
+        to.slow += of.slow;
+        to.empty += of.empty;
+        to.refill += of.refill;
+        to.cached += of.cached;
+        to.cache_full += of.cache_full;
+        to.ring += of.ring;
+        to.ring_full += of.ring_full;
+        to.in_flight += of.in_flight;
+    }
+
+    /// What is worth saying of drops, each with its number.
+    pub(crate) fn drops(&self) -> Vec<(u64, &'static str)> {
+        let (counts, kernel) = (&self.counts, &self.kernel);
+        let all = [
+            (counts.drop_asked, "dropped as asked"),
+            (counts.drop_not_asked, "ask nothing that is answered"),
+            (counts.drop_damaged, "damaged"),
+            (counts.drop_send_ring_full, "found the send ring full"),
+            (counts.drop_bad_length, "longer than their page, or in parts"),
+            // The kernel counts a packet that finds no page as dropped, too.
+            (kernel.dropped.saturating_sub(kernel.fill_ring_empty), "too long for a page (kernel)"),
+            (kernel.fill_ring_empty, "found the fill ring empty (kernel)"),
+            (kernel.receive_ring_full, "found the receive ring full (kernel)"),
+            (kernel.invalid_received + kernel.invalid_sent, "addresses that the kernel refused"),
+            (counts.lie_received_outside + counts.lie_completed_outside, "addresses outside of the UMEM"),
+            (counts.lie_received_not_there, "received frames that the kernel did not have"),
+            (counts.lie_completed_not_there, "completed frames that were not sent"),
+        ];
+        all.into_iter().filter(|(count, _)| *count > 0).collect()
+    }
+}
+
+impl From<PagePoolStats> for Pool {
+    fn from(of: PagePoolStats) -> Self {
+        let PagePoolStats { fast, slow, empty, refill, cached, cache_full, ring, ring_full, in_flight, .. } = of;
+        Self { fast, slow, empty, refill, cached, cache_full, ring, ring_full, in_flight }
+    }
+}

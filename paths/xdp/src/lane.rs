@@ -1,0 +1,200 @@
+//! One thread's work: it moves packets between its ports, on pages of its own pool.
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use pagemill::{Gfp, Page, PagePool, Source};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::Error;
+use crate::counts::{Counts, Dropped, Kernel, Report};
+use crate::echo::Echo;
+use crate::generate;
+use crate::port::{Packet, Pages, Port, Rings};
+use crate::umem::{Closed, Socket, Umem};
+
+/// The longest sleep, after which a lane looks whether it is to end.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+/// Packets that are made at once.
+const BURST: u32 = 64;
+
+/// What a lane does with packets.
+pub(crate) enum Job {
+    Drop,
+    /// Sends what comes by a port out of another: its number, by the number of the first.
+    Forward(Vec<usize>),
+    Echo(Echo),
+    Generate(Generate),
+}
+
+/// Packets to make.
+pub(crate) struct Generate {
+    pub(crate) packet: Vec<u8>,
+    /// The next packet's number, and how far numbers of this lane are apart.
+    pub(crate) number: u64,
+    pub(crate) step: u64,
+    /// Packets that are still to be made.
+    pub(crate) left: u64,
+    /// Packets a second; as many as it can, without.
+    pub(crate) rate: Option<f64>,
+    pub(crate) since: Instant,
+    pub(crate) made: u64,
+}
+
+pub(crate) struct Lane<S: Source<Item = Page>> {
+    pages: Pages<S>,
+    ports: Vec<Port<S>>,
+    sockets: Vec<Socket>,
+    /// Whether it puts pages into the fill rings.
+    is_receiving: bool,
+    job: Job,
+    counts: Counts,
+}
+
+impl<S: Source<Item = Page>> Lane<S> {
+    pub(crate) fn new(umem: &Umem, source: S, sockets: Vec<(Socket, Rings)>, job: Job) -> Self {
+        let (sockets, rings): (Vec<_>, Vec<_>) = sockets.into_iter().unzip();
+        Self {
+            pages: Pages { pool: PagePool::new(source), is_recycling: true },
+            ports: rings.into_iter().map(|rings| Port::new(rings, umem)).collect(),
+            sockets,
+            is_receiving: !matches!(job, Job::Generate(_)),
+            job,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Has pages that come back leave the pool for good.
+    pub(crate) fn without_recycling(mut self) -> Self {
+        self.pages.is_recycling = false;
+        self
+    }
+
+    /// Moves what there is to move, up to 64 packets of each port. Returns whether there was anything.
+    pub(crate) fn turn(&mut self) -> Result<bool, Error> {
+        let mut has_worked = false;
+        for at in 0..self.ports.len() {
+            has_worked |= self.ports[at].complete(&mut self.pages, &mut self.counts)?;
+            if self.is_receiving {
+                self.ports[at].refill(&mut self.pages, &mut self.counts)?;
+                has_worked |= self.receive(at)?;
+                if self.ports[at].is_receiver_asleep() {
+                    self.sockets[at].wake_receiver();
+                }
+            }
+        }
+        if matches!(self.job, Job::Generate(_)) {
+            has_worked |= self.generate()?;
+        }
+        for (port, socket) in self.ports.iter_mut().zip(&self.sockets) {
+            if port.end_sending() {
+                socket.wake_sender()?;
+            }
+        }
+        Ok(has_worked)
+    }
+
+    fn receive(&mut self, at: usize) -> Result<bool, Error> {
+        let ready = self.ports[at].ready()?;
+        for _ in 0..ready {
+            let Some(packet) = self.ports[at].receive(&mut self.counts) else { continue };
+            self.handle(at, packet)?;
+        }
+        if ready > 0 {
+            self.ports[at].end_receiving();
+        }
+        Ok(ready > 0)
+    }
+
+    #[inline]
+    fn handle(&mut self, at: usize, mut packet: Packet<S>) -> Result<(), Error> {
+        let to = match &self.job {
+            Job::Drop | Job::Generate(_) => Err(Dropped::Asked),
+            Job::Forward(to) => Ok(to[at]),
+            Job::Echo(echo) => echo.answer(&mut packet).map(|()| at),
+        };
+        match to {
+            Ok(to) => self.ports[to].send(packet, &mut self.pages, &mut self.counts),
+            Err(why) => {
+                self.counts.drop(why);
+                self.pages.end(packet);
+                Ok(())
+            }
+        }
+    }
+
+    fn generate(&mut self) -> Result<bool, Error> {
+        let Job::Generate(job) = &mut self.job else { return Ok(false) };
+        let mut has_worked = false;
+        for port in &mut self.ports {
+            let due = job.rate.map_or(u64::MAX, |rate| {
+                ((job.since.elapsed().as_secs_f64() * rate) as u64).saturating_sub(job.made)
+            });
+            let count = port.room(BURST)?.min(BURST).min(u32::try_from(due.min(job.left)).unwrap_or(u32::MAX));
+            for _ in 0..count {
+                let Ok(page) = self.pages.pool.alloc(Gfp::NOWAIT | Gfp::NOWARN) else {
+                    self.counts.no_page += 1;
+                    break;
+                };
+                let mut packet = Packet::new(page, job.packet.len());
+                generate::write(&mut packet, &job.packet, job.number);
+                port.send(packet, &mut self.pages, &mut self.counts)?;
+                job.number += job.step;
+                (job.left, job.made) = (job.left - 1, job.made + 1);
+                has_worked = true;
+            }
+        }
+        Ok(has_worked)
+    }
+
+    /// Whether there is nothing left to do, ever.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(&self.job, Job::Generate(job) if job.left == 0) && !self.ports.iter().any(Port::is_sending)
+    }
+
+    /// Sleeps until something can be done, or for a moment.
+    pub(crate) fn sleep(&self) -> Result<(), Error> {
+        if let Job::Generate(Generate { rate: Some(rate), .. }) = self.job {
+            std::thread::sleep(Duration::from_secs_f64((1.0 / rate).clamp(0.000_05, 0.05)));
+            return Ok(());
+        }
+        let interest = |port: &Port<S>| match port.is_sending() {
+            true => PollFlags::IN | PollFlags::OUT,
+            false => PollFlags::IN,
+        };
+        let of = |(socket, port): (_, _)| PollFd::from_borrowed_fd(Socket::as_fd(socket), interest(port));
+        let mut sockets: Vec<PollFd<'_>> = self.sockets.iter().zip(&self.ports).map(of).collect();
+        match poll(&mut sockets, Some(&NAP)) {
+            // A socket whose interface is down is always ready, and has nothing.
+            Ok(_) if sockets.iter().any(|socket| socket.revents().contains(PollFlags::ERR)) => {
+                std::thread::sleep(Duration::from_millis(50));
+                Ok(())
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(errno) => Err(Error::io("waiting for packets", io::Error::from(errno))),
+        }
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    pub(crate) fn report(&self) -> Result<Report, Error> {
+        let mut kernel = Kernel::default();
+        for socket in &self.sockets {
+            kernel.add(&socket.statistics()?);
+        }
+        Ok(Report { counts: self.counts, kernel, pool: self.pages.pool.stats().into() })
+    }
+
+    /// Takes the sockets, which are to be closed; what is left is ended afterwards.
+    pub(crate) fn take_sockets(&mut self) -> Vec<Socket> {
+        std::mem::take(&mut self.sockets)
+    }
+
+    /// Gives all pages back. Returns how many pages of the pool are still out then: none, unless one was lost.
+    pub(crate) fn end(self, closed: &Closed) -> usize {
+        self.ports.into_iter().for_each(|port| port.end(closed));
+        self.pages.pool.in_flight()
+    }
+}
