@@ -109,6 +109,11 @@ impl Kernel {
         self.invalid_received += of.rx_invalid_descs;
         self.invalid_sent += of.tx_invalid_descs;
     }
+
+    /// All packets that did not reach the receive ring.
+    pub(crate) fn all_dropped(&self) -> u64 {
+        self.dropped + self.receive_ring_full
+    }
 }
 
 /// The pools' figures, by Linux's names.

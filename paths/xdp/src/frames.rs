@@ -42,6 +42,7 @@ impl<S: Source<Item = Page>> Frames<S> {
     }
 
     /// The number of pages in it.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.pages.iter().flatten().count()
     }

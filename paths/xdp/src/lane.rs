@@ -180,11 +180,15 @@ impl<S: Source<Item = Page>> Lane<S> {
     }
 
     pub(crate) fn report(&self) -> Result<Report, Error> {
+        Ok(Report { counts: self.counts, kernel: self.kernel()?, pool: self.pages.pool.stats().into() })
+    }
+
+    pub(crate) fn kernel(&self) -> Result<Kernel, Error> {
         let mut kernel = Kernel::default();
         for socket in &self.sockets {
             kernel.add(&socket.statistics()?);
         }
-        Ok(Report { counts: self.counts, kernel, pool: self.pages.pool.stats().into() })
+        Ok(kernel)
     }
 
     /// Takes the sockets, which are to be closed; what is left is ended afterwards.

@@ -27,6 +27,7 @@ mod frames;
 mod generate;
 mod interface;
 mod lane;
+pub mod measure;
 mod port;
 mod program;
 mod ring;
@@ -34,3 +35,6 @@ mod run;
 mod umem;
 
 pub use error::Error;
+pub use generate::{Ends, packet};
+pub use interface::{Interface, Mac};
+pub use program::Flood;

@@ -123,10 +123,13 @@ impl<S: Source<Item = Page>> Port<S> {
         for _ in 0..ready {
             let Some(addr) = self.rings.completion.pop() else { break };
             let frame = usize::try_from(addr).unwrap_or(usize::MAX) / PAGE_SIZE;
-            let start = self.starts.get(frame).copied().unwrap_or(0);
             // The kernel returns the address that it was given, and no other.
-            let is_ours = addr % PAGE_SIZE as u64 == u64::from(start);
-            match if is_ours { self.sent.take(addr) } else { Err(Lie::NotThere) } {
+            let back = match self.starts.get(frame) {
+                None => Err(Lie::Outside),
+                Some(&start) if addr % PAGE_SIZE as u64 != u64::from(start) => Err(Lie::NotThere),
+                Some(_) => self.sent.take(addr),
+            };
+            match back {
                 Ok(page) => {
                     counts.completed += 1;
                     pages.put(page);
@@ -218,6 +221,7 @@ impl<S: Source<Item = Page>> Port<S> {
     }
 
     /// The number of pages that the kernel has: to receive into, and to send.
+    #[cfg(test)]
     pub(crate) fn held(&self) -> [usize; 2] {
         [self.filled.len(), self.sent.len()]
     }
@@ -228,3 +232,6 @@ impl<S: Source<Item = Page>> Port<S> {
         self.sent.end(closed);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -169,6 +169,22 @@ impl<T: Entry> Give<T> {
     }
 }
 
+#[cfg(test)]
+impl<T: Entry> Give<T> {
+    /// Says that it wrote so many slots more.
+    pub(crate) fn lie(&self, slots: u32) {
+        self.ring.producer().store(self.next.wrapping_add(slots), Release);
+    }
+}
+
+#[cfg(test)]
+impl<T: Entry> Take<T> {
+    /// Says that it read so many slots more.
+    pub(crate) fn lie(&self, slots: u32) {
+        self.ring.consumer().store(self.next.wrapping_add(slots), Release);
+    }
+}
+
 /// The consumer's end.
 pub(crate) struct Take<T: Entry> {
     ring: Ring<T>,

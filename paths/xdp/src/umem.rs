@@ -19,7 +19,7 @@ use crate::ring::{Give, Take};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An allocator whose only arena the kernel knows as the UMEM of all sockets.
-pub struct Umem {
+pub(crate) struct Umem {
     allocator: Allocator,
     base: usize,
     frames: usize,
@@ -32,17 +32,17 @@ pub struct Umem {
 pub(crate) struct Closed(());
 
 /// An AF_XDP socket that is bound to a queue.
-pub struct Socket {
+pub(crate) struct Socket {
     fd: OwnedFd,
 }
 
 /// The sizes of rings, and how packets come.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// Slots of each ring: a power of two.
-    pub ring: u32,
+    pub(crate) ring: u32,
     /// Whether packets come by the generic hook, and are copied.
-    pub is_generic: bool,
+    pub(crate) is_generic: bool,
 }
 
 impl Umem {
@@ -50,7 +50,7 @@ impl Umem {
     ///
     /// # Errors
     /// If there is not so much memory.
-    pub fn new(pages: usize) -> Result<Self, Error> {
+    pub(crate) fn new(pages: usize) -> Result<Self, Error> {
         let allocator = Allocator::builder().memory(Memory::anonymous(pages)).build();
         let allocator = allocator.map_err(|why| Error::Exhausted(why.into()))?;
         let arenas = allocator.arenas();
@@ -60,7 +60,7 @@ impl Umem {
     }
 
     /// The allocator.
-    pub fn allocator(&self) -> &Allocator {
+    pub(crate) fn allocator(&self) -> &Allocator {
         &self.allocator
     }
     /// The address of its first byte.
