@@ -10,3 +10,4 @@ mod crypt_serve;
 mod program;
 mod stress;
 mod top;
+mod xdp;

@@ -33,7 +33,8 @@ pub fn packet(ends: &Ends, size: usize) -> Vec<u8> {
         .emit(&mut EthernetFrame::new_unchecked(&mut bytes[..]));
     let [from, to] = ends.addresses;
     let payload = size - ETHERNET_HEADER_LEN - IPV4_HEADER_LEN;
-    let ip = Ipv4Repr { src_addr: from, dst_addr: to, next_header: IpProtocol::Udp, payload_len: payload, hop_limit: 64 };
+    let ip =
+        Ipv4Repr { src_addr: from, dst_addr: to, next_header: IpProtocol::Udp, payload_len: payload, hop_limit: 64 };
     ip.emit(&mut Ipv4Packet::new_unchecked(&mut bytes[ETHERNET_HEADER_LEN..]), &ChecksumCapabilities::default());
     let mut udp = UdpPacket::new_unchecked(&mut bytes[ETHERNET_HEADER_LEN + IPV4_HEADER_LEN..]);
     udp.set_src_port(DISCARD);

@@ -28,7 +28,9 @@ impl std::str::FromStr for Mac {
         let mut parts = text.split(':');
         for byte in &mut bytes {
             let part = parts.next().filter(|part| part.len() == 2 && part.bytes().all(|c| c.is_ascii_hexdigit()));
-            *byte = part.and_then(|part| u8::from_str_radix(part, 16).ok()).ok_or("an address is like 02:00:00:00:00:01")?;
+            *byte = part
+                .and_then(|part| u8::from_str_radix(part, 16).ok())
+                .ok_or("an address is like 02:00:00:00:00:01")?;
         }
         if parts.next().is_some() {
             return Err("an address has six bytes");
@@ -80,15 +82,8 @@ impl Interface {
             Err(Errno::NODEV) => return Err(missing(name)),
             Err(errno) => return Err(failed(errno)),
         };
-        let mut this = Self {
-            name: name.to_owned(),
-            index,
-            mac: Mac([0; 6]),
-            mtu: 0,
-            queues: 1,
-            asked_by: fd,
-            promiscuous: None,
-        };
+        let mut this =
+            Self { name: name.to_owned(), index, mac: Mac([0; 6]), mtu: 0, queues: 1, asked_by: fd, promiscuous: None };
         let hardware = this.ask(libc::SIOCGIFHWADDR as _).map_err(failed)?;
         // SAFETY: this is the part that the request fills, and any bytes are a value of it.
         let hardware = unsafe { hardware.ifr_ifru.ifru_hwaddr };
@@ -186,7 +181,9 @@ mod tests {
     #[test]
     fn addresses() {
         assert_eq!("02:00:00:00:0a:ff".parse(), Ok(Mac([2, 0, 0, 0, 10, 255])));
-        for wrong in ["", "02:00:00:00:0a", "02:00:00:00:0a:ff:00", "2:0:0:0:0:0", "+2:00:00:00:00:00", "zz:00:00:00:00:00"] {
+        for wrong in
+            ["", "02:00:00:00:0a", "02:00:00:00:0a:ff:00", "2:0:0:0:0:0", "+2:00:00:00:00:00", "zz:00:00:00:00:00"]
+        {
             assert!(wrong.parse::<Mac>().is_err(), "{wrong}");
         }
         assert_eq!(Mac([2, 0, 0, 0, 10, 255]).to_string(), "02:00:00:00:0a:ff");

@@ -127,9 +127,9 @@ impl<S: Source<Item = Page>> Lane<S> {
         let Job::Generate(job) = &mut self.job else { return Ok(false) };
         let mut has_worked = false;
         for port in &mut self.ports {
-            let due = job.rate.map_or(u64::MAX, |rate| {
-                ((job.since.elapsed().as_secs_f64() * rate) as u64).saturating_sub(job.made)
-            });
+            let due = job
+                .rate
+                .map_or(u64::MAX, |rate| ((job.since.elapsed().as_secs_f64() * rate) as u64).saturating_sub(job.made));
             let count = port.room(BURST)?.min(BURST).min(u32::try_from(due.min(job.left)).unwrap_or(u32::MAX));
             for _ in 0..count {
                 let Ok(page) = self.pages.pool.alloc(Gfp::NOWAIT | Gfp::NOWARN) else {

@@ -179,12 +179,7 @@ impl<S: Source<Item = Page>> Port<S> {
 
     /// Puts a packet into the send ring, or drops it if that is full.
     #[inline]
-    pub(crate) fn send(
-        &mut self,
-        packet: Packet<S>,
-        pages: &mut Pages<S>,
-        counts: &mut Counts,
-    ) -> Result<(), Error> {
+    pub(crate) fn send(&mut self, packet: Packet<S>, pages: &mut Pages<S>, counts: &mut Counts) -> Result<(), Error> {
         if self.rings.tx.room(1)? == 0 {
             counts.drop(Dropped::SendRingFull);
             pages.end(packet);

@@ -30,10 +30,7 @@ const LIVE_FRAMES: u32 = 1 << 1;
 
 /// An instruction: operation, registers, offset, number (`struct bpf_insn`).
 const fn instruction(operation: u8, to: u8, from: u8, offset: i16, number: i32) -> u64 {
-    operation as u64
-        | ((from << 4 | to) as u64) << 8
-        | (offset as u16 as u64) << 16
-        | (number as u32 as u64) << 32
+    operation as u64 | ((from << 4 | to) as u64) << 8 | (offset as u16 as u64) << 16 | (number as u32 as u64) << 32
 }
 
 /// `r3 = 2; r2 = the queue's number; r1 = the map; return redirect_map(r1, r2, r3)`: to the queue's socket, or on to the
@@ -41,7 +38,7 @@ const fn instruction(operation: u8, to: u8, from: u8, offset: i16, number: i32) 
 fn to_sockets(map: i32) -> [u64; 6] {
     [
         instruction(0xb7, 3, 0, 0, PASS),
-        instruction(0x61, 2, 1, 16, 0), // the field rx_queue_index of struct xdp_md
+        instruction(0x61, 2, 1, 16, 0),  // the field rx_queue_index of struct xdp_md
         instruction(0x18, 1, 1, 0, map), // an address, in two words: the map with this descriptor
         0,
         instruction(0x85, 0, 0, 0, 51), // bpf_redirect_map
@@ -179,7 +176,8 @@ impl Attached {
         let mut attr = MapCreate { map_type: XSKMAP, key_size: 4, value_size: 4, max_entries: interface.queues };
         // SAFETY: it points at nothing.
         let map = unsafe { bpf(MAP_CREATE, &mut attr) }.map(owned).map_err(|error| refusal("its map", error))?;
-        let program = load(&to_sockets(map.as_raw_fd()), b"pagemill_xdp").map_err(|error| refusal("the program", error))?;
+        let program =
+            load(&to_sockets(map.as_raw_fd()), b"pagemill_xdp").map_err(|error| refusal("the program", error))?;
         let attach = |flags| {
             let mut attr = LinkCreate {
                 prog_fd: program.as_raw_fd() as u32,

@@ -86,7 +86,8 @@ impl<T: Entry> Ring<T> {
         let slots = (size as usize).checked_mul(size_of::<T>()).filter(|_| size.is_power_of_two());
         let slots_end = slots.and_then(|bytes| at.desc.checked_add(bytes as u64)).filter(|_| at.desc.is_multiple_of(8));
         let ends = [word(at.producer), word(at.consumer), word(at.flags.unwrap_or(at.producer)), slots_end];
-        let len = ends.into_iter().try_fold(0, |len, end| Some(len.max(end?))).and_then(|len| usize::try_from(len).ok());
+        let len =
+            ends.into_iter().try_fold(0, |len, end| Some(len.max(end?))).and_then(|len| usize::try_from(len).ok());
         let Some(len) = len else { return Err(Error::Broken(format!("a ring cannot lie at {at:?}"))) };
         Ok(Self { memory: Region::map(fd, offset, len)?, at, size, of: PhantomData })
     }

@@ -89,7 +89,9 @@ pub(crate) fn open(
             let largest = PAGE_SIZE - HEADROOM - 14;
             if interface.mtu > largest {
                 let (name, mtu) = (&interface.name, interface.mtu);
-                notice(&format!("{name} has an MTU of {mtu}: what does not fit a page is dropped; an MTU of {largest} fits"));
+                notice(&format!(
+                    "{name} has an MTU of {mtu}: what does not fit a page is dropped; an MTU of {largest} fits"
+                ));
             }
         }
         let shape = Shape { ring: settings.ring, is_generic };

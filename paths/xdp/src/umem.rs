@@ -181,10 +181,9 @@ fn no_socket(errno: Errno) -> Error {
             what: what() + ": no permission",
             next: "run it as root, or with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF",
         },
-        Errno::AFNOSUPPORT => Error::Unavailable {
-            what: what() + ": this kernel has none",
-            next: "use a kernel with CONFIG_XDP_SOCKETS",
-        },
+        Errno::AFNOSUPPORT => {
+            Error::Unavailable { what: what() + ": this kernel has none", next: "use a kernel with CONFIG_XDP_SOCKETS" }
+        }
         errno => Error::io(what(), errno),
     }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-pub use crate::program::Mode;
 use crate::Error;
+pub use crate::program::Mode;
 use crate::run::Settings;
 
 /// Forward, drop, answer and make packets, past the kernel's network stack

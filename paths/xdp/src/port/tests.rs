@@ -101,7 +101,9 @@ fn a_full_send_ring_drops_and_loses_nothing() {
     let mut world = World::new(1024, 0);
     for _ in 0..3 {
         world.port.refill(&mut world.pages, &mut world.counts).unwrap();
-        world.fake.empty.extend(std::iter::from_fn(|| world.fake.fill.ready().unwrap().gt(&0).then(|| world.fake.fill.pop()).flatten()));
+        world.fake.empty.extend(std::iter::from_fn(|| {
+            world.fake.fill.ready().unwrap().gt(&0).then(|| world.fake.fill.pop()).flatten()
+        }));
         world.fake.fill.publish();
         for frame in world.fake.empty.drain(..).collect::<Vec<_>>() {
             world.fake.receive(packet_at(frame, 60)).unwrap();
