@@ -26,6 +26,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-crypt", &["pagemill", "pagemill-watch"]),
     ("pagemill-crypt-bench", &["pagemill", "pagemill-crypt", "pagemill-harness"]),
     ("pagemill-nvme", &["pagemill"]),
+    ("pagemill-xdp", &["pagemill"]),
+    ("pagemill-xdp-bench", &["pagemill-harness", "pagemill-xdp"]),
     (
         "pagemill-cli",
         &[
@@ -36,6 +38,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pagemill-model",
             "pagemill-nvme",
             "pagemill-watch",
+            "pagemill-xdp",
+            "pagemill-xdp-bench",
         ],
     ),
     ("pagemill-checks", &["pagemill"]),

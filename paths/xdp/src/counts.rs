@@ -119,15 +119,15 @@ impl Kernel {
 /// The pools' figures, by Linux's names.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
 pub(crate) struct Pool {
-    fast: u64,
-    slow: u64,
-    empty: u64,
-    refill: u64,
-    cached: u64,
-    cache_full: u64,
-    ring: u64,
-    ring_full: u64,
-    in_flight: usize,
+    pub(crate) fast: u64,
+    pub(crate) slow: u64,
+    pub(crate) empty: u64,
+    pub(crate) refill: u64,
+    pub(crate) cached: u64,
+    pub(crate) cache_full: u64,
+    pub(crate) ring: u64,
+    pub(crate) ring_full: u64,
+    pub(crate) in_flight: usize,
 }
 
 /// What there is to say at one moment.

@@ -15,6 +15,7 @@ use crate::umem::{Closed, Socket, Umem};
 
 /// The longest sleep, after which a lane looks whether it is to end.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+const SHORT_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 /// Packets that are made at once.
 const BURST: u32 = 64;
 
@@ -88,7 +89,10 @@ impl<S: Source<Item = Page>> Lane<S> {
         }
         for (port, socket) in self.ports.iter_mut().zip(&self.sockets) {
             if port.end_sending() {
+                let before = port.unsent();
                 socket.wake_sender()?;
+                // It sends a few at a time.
+                has_worked |= port.unsent() < before;
             }
         }
         Ok(has_worked)
@@ -149,7 +153,7 @@ impl<S: Source<Item = Page>> Lane<S> {
 
     /// Whether there is nothing left to do, ever.
     pub(crate) fn is_done(&self) -> bool {
-        matches!(&self.job, Job::Generate(job) if job.left == 0) && !self.ports.iter().any(Port::is_sending)
+        matches!(&self.job, Job::Generate(job) if job.left == 0) && self.ports.iter().all(|port| port.unsent() == 0)
     }
 
     /// Sleeps until something can be done, or for a moment.
@@ -158,13 +162,11 @@ impl<S: Source<Item = Page>> Lane<S> {
             std::thread::sleep(Duration::from_secs_f64((1.0 / rate).clamp(0.000_05, 0.05)));
             return Ok(());
         }
-        let interest = |port: &Port<S>| match port.is_sending() {
-            true => PollFlags::IN | PollFlags::OUT,
-            false => PollFlags::IN,
-        };
-        let of = |(socket, port): (_, _)| PollFd::from_borrowed_fd(Socket::as_fd(socket), interest(port));
-        let mut sockets: Vec<PollFd<'_>> = self.sockets.iter().zip(&self.ports).map(of).collect();
-        match poll(&mut sockets, Some(&NAP)) {
+        // A send ring that does not empty is looked at again soon; nothing wakes its sender.
+        let nap = if self.ports.iter().all(|port| port.unsent() == 0) { NAP } else { SHORT_NAP };
+        let of = |socket| PollFd::from_borrowed_fd(Socket::as_fd(socket), PollFlags::IN);
+        let mut sockets: Vec<PollFd<'_>> = self.sockets.iter().map(of).collect();
+        match poll(&mut sockets, Some(&nap)) {
             // A socket whose interface is down is always ready, and has nothing.
             Ok(_) if sockets.iter().any(|socket| socket.revents().contains(PollFlags::ERR)) => {
                 std::thread::sleep(Duration::from_millis(50));

@@ -210,9 +210,9 @@ impl<S: Source<Item = Page>> Port<S> {
         self.rings.fill.wants_wakeup()
     }
 
-    /// Whether packets are in the send ring.
-    pub(crate) fn is_sending(&self) -> bool {
-        self.rings.tx.pending() > 0
+    /// The number of packets in the send ring.
+    pub(crate) fn unsent(&self) -> u32 {
+        self.rings.tx.pending()
     }
 
     /// The number of pages that the kernel has: to receive into, and to send.

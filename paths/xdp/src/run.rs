@@ -10,7 +10,7 @@ use pagemill::{PAGE_SIZE, Page, PageSource};
 
 use crate::Error;
 use crate::commands::signals::Stop;
-use crate::counts::Report;
+use crate::counts::{Pool, Report};
 use crate::interface::Interface;
 use crate::lane::{Job, Lane};
 use crate::port::Rings;
@@ -100,9 +100,13 @@ pub(crate) fn open(
             if let Some(attached) = opened.attached.get(number) {
                 attached.give(queue, &socket)?;
             }
-            let how = if is_generic { "generic" } else { "native" };
+            let how = match opened.attached.get(number) {
+                Some(attached) if attached.is_generic => "generic mode, ",
+                Some(_) => "native mode, ",
+                None => "",
+            };
             let copied = if socket.is_zero_copy() { "zero copy" } else { "copied" };
-            notice(&format!("{} queue {queue}: {how} mode, {copied}", interface.name));
+            notice(&format!("{} queue {queue}: {how}{copied}", interface.name));
             opened.lanes[at % threads].push((number, socket, rings));
         }
     }
@@ -225,7 +229,8 @@ fn watch(
         let mut report = Report::default();
         for lane in running {
             match lane.reports.recv_timeout(Duration::from_secs(1)) {
-                Ok(of) => report.add(&of),
+                // The newest, if this one came late.
+                Ok(of) => report.add(&lane.reports.try_iter().last().unwrap_or(of)),
                 Err(RecvTimeoutError::Disconnected) => return stop.check(),
                 // It is busy in a call. What it says later is said later.
                 Err(RecvTimeoutError::Timeout) => {}
@@ -321,6 +326,8 @@ fn summary(report: &Report, seconds: f64, lost: Option<usize>, settings: &Settin
     for (count, what) in report.drops() {
         let _ = writeln!(text, "{count:>12}  {what}");
     }
+    let Pool { fast, slow, refill, ring, cache_full, .. } = report.pool;
+    let _ = writeln!(text, "pool: fast {fast}, slow {slow}, refill {refill}, ring {ring}, cache_full {cache_full}");
     let _ = match lost {
         Some(0) => writeln!(text, "all pages came back"),
         Some(pages) => writeln!(text, "{pages} pages did not come back: a fault of this program, please report it"),
