@@ -8,7 +8,7 @@ use crate::record::Record;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
-pub(crate) const TABLES: [&str; 14] = [
+pub(crate) const TABLES: [&str; 15] = [
     "batch",
     "burst",
     "scatter",
@@ -21,6 +21,7 @@ pub(crate) const TABLES: [&str; 14] = [
     "churn",
     "threads",
     "mempool",
+    "page-pool",
     "dma",
     "crypt",
 ];
@@ -125,6 +126,8 @@ Tables:
   churn       2 MiB frames that stay whole when half of the memory is in use
   threads     two processors: own pages; one takes and the other puts back
   mempool     256 pages an operation from a pool with a reserve; waits for it
+  page-pool   pages that circulate between a consumer and other threads, 1 to
+              1024 out; refill; 64 pages or one block for a device
   dma         8192 small blocks out, then back; one for each of 256 reads
   crypt       an encrypted volume, in this process and served to fio by NBD
 

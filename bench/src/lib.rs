@@ -34,7 +34,7 @@ use machine::Machine;
 use pagemill_harness::report::{disturbance, wrap};
 use published::Published;
 use record::Record;
-use tables::{Effort, Run, churn, dma, holes, mempool, mixed, one_thread, orders, threads, total, touch};
+use tables::{Effort, Run, churn, dma, holes, mempool, mixed, one_thread, orders, page_pool, threads, total, touch};
 
 /// Runs the tables that `args` ask for, and reports them. `program` is the file of the program `pagemill`, which a
 /// table may start as a process of its own. `more` are the tables of data paths.
@@ -191,6 +191,7 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
         "total" => total::total(run),
         "touch" => touch::touch(run),
         "mempool" => mempool::mempool(run),
+        "page-pool" => page_pool::page_pool(run),
         "dma" => dma::dma(run),
         "churn" => churn::churn(run),
         _ => threads::threads(run),
@@ -207,6 +208,7 @@ fn progress(plan: &Plan, more: &[Table]) -> ProgressBar {
         "burst" => one_thread::burst_sizes(plan.is_brief).len(),
         "scatter" => one_thread::scatter_sizes(plan.is_brief).len(),
         "touch" | "mempool" | "mixed" => 1,
+        "page-pool" => page_pool::STEPS,
         "dma" => dma::STEPS,
         "holes" => holes::SLOTS.len(),
         "orders" => orders::ORDERS.len(),

@@ -1,6 +1,7 @@
 //! The tables as text, within 80 columns where their contents allow.
 
 mod dma;
+mod page_pool;
 mod publications;
 mod screen;
 mod shapes;
@@ -58,6 +59,7 @@ pub(crate) fn table(
         "total" => total(out, records),
         "touch" => touch(out, records, published),
         "mempool" => mempool(out, records),
+        "page-pool" => page_pool::page_pool(out, records),
         "dma" => dma::dma(out, records, published),
         "churn" => churn(out, records, published),
         _ => threads(out, records, published),

@@ -4,13 +4,16 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use crate::rows::dma::{BlockRow, Shape, Source};
 use crate::rows::holes::HoleRow;
 use crate::rows::mixed::{DAY_PAGES, DayRow, REQUEST_MOST};
+use crate::rows::page_pool::returned::{CROSSING_PAGES, CrossRow};
+use crate::rows::page_pool::{Lane, LaneRow};
 use crate::rows::stock::{Addr, Stock};
 use crate::rows::{Kind, Need, Row, Site, Unavailable};
-use crate::subject::{PAGE_BYTES, Subject};
+use crate::subject::{Flaw, PAGE_BYTES, Subject, check_pages};
 
 /// Pages beyond those needed, for the caches of a few threads, 768 each.
 const SLACK_PAGES: usize = 4096;
@@ -34,6 +37,16 @@ unsafe extern "C" {
     fn pmb_dpdk_pool_free(pool: *mut RawPool);
     fn pmb_dpdk_take(pool: *const RawPool, pages: *mut *mut c_void, n: c_uint) -> c_int;
     fn pmb_dpdk_put(pool: *const RawPool, pages: *const *mut c_void, n: c_uint);
+    fn pmb_dpdk_take_singly(pool: *const RawPool, pages: *mut *mut c_void, n: c_uint) -> c_int;
+    fn pmb_dpdk_put_singly(pool: *const RawPool, pages: *const *mut c_void, n: c_uint);
+    fn pmb_dpdk_orders(
+        pool: *const RawPool,
+        pages: *mut *mut c_void,
+        back: *const u16,
+        n: c_uint,
+        is_bulk: c_int,
+        reps: usize,
+    ) -> c_int;
     fn pmb_dpdk_batch(pool: *const RawPool, pages: *mut *mut c_void, n: c_uint, reps: usize) -> c_int;
 }
 
@@ -77,6 +90,32 @@ pub(super) fn block_rows() -> Vec<BlockRow> {
         BlockRow::of_source(name, Kind::Peer, open)
     };
     vec![row("rte-mempool", false), row("rte-mempool-bulk", true)]
+}
+
+/// Its rows of the table `page-pool`: the consumer's loop, in C.
+pub(super) fn lane_rows() -> Vec<LaneRow> {
+    let row = |name, is_bulk| {
+        Row::plain(name, Kind::Peer, move |n: usize| {
+            let lane = Ordered { held: vec![ptr::null_mut(); n], is_bulk, pool: pool_of(n)?, _seat: Seat::take() };
+            Ok(Box::new(lane) as Box<dyn Lane>)
+        })
+    };
+    vec![row("rte-mempool", false), row("rte-mempool-64", true)]
+}
+
+/// Its rows of the same table, where another thread puts the pages back.
+pub(super) fn cross_rows() -> Vec<CrossRow> {
+    let one_by_one = || {
+        let pool = pool_of(CROSSING_PAGES)?;
+        let other = Arc::clone(&pool);
+        Ok((Crossing::<false>::new(pool), move |slots: &mut [Option<Addr>]| put_back::<false>(&other, slots)))
+    };
+    let in_bulk = || {
+        let pool = pool_of(CROSSING_PAGES)?;
+        let other = Arc::clone(&pool);
+        Ok((Crossing::<true>::new(pool), move |slots: &mut [Option<Addr>]| put_back::<true>(&other, slots)))
+    };
+    vec![CrossRow::of("rte-mempool", Kind::Peer, one_by_one), CrossRow::of("rte-mempool-64", Kind::Peer, in_bulk)]
 }
 
 /// Starts DPDK's environment, which can be started once in a process.
@@ -309,4 +348,77 @@ impl Source for Blocks {
         slots.fill(None);
         rc == 0
     }
+}
+
+/// A mempool whose pages come back in an order that was written down beforehand.
+struct Ordered {
+    held: Vec<*mut c_void>,
+    is_bulk: bool,
+    pool: Arc<Pool>,
+    _seat: Seat,
+}
+
+impl Lane for Ordered {
+    fn verify(&mut self, back: &[u16]) -> Result<(), Flaw> {
+        // The loop leaves the pointers of its last repetition behind.
+        self.held.fill(ptr::null_mut());
+        self.rounds(back, 1)?;
+        check_pages(self.held.iter().map(|&page| page as usize).collect(), back.len())
+    }
+
+    fn rounds(&mut self, back: &[u16], reps: usize) -> Result<Duration, Flaw> {
+        let n = back.len();
+        assert_eq!(n, self.held.len(), "a lane is opened for as many pages as come back");
+        let (pages, is_bulk) = (self.held.as_mut_ptr(), c_int::from(self.is_bulk));
+        let start = Instant::now();
+        // SAFETY: there is room for `n` pointers, and `back` has each place below `n` once, so that the loop puts back
+        // what it takes.
+        let rc = unsafe { pmb_dpdk_orders(&raw const self.pool.0, pages, back.as_ptr(), n as c_uint, is_bulk, reps) };
+        let elapsed = start.elapsed();
+        (rc == 0).then_some(elapsed).ok_or(Flaw::Short { wanted: n })
+    }
+}
+
+/// A mempool from which one thread takes pages that another one puts back.
+struct Crossing<const IS_BULK: bool> {
+    pool: Arc<Pool>,
+    _seat: Seat,
+}
+
+impl<const IS_BULK: bool> Crossing<IS_BULK> {
+    fn new(pool: Arc<Pool>) -> Self {
+        Self { pool, _seat: Seat::take() }
+    }
+}
+
+impl<const IS_BULK: bool> Stock for Crossing<IS_BULK> {
+    type Page = Addr;
+
+    fn fill(&mut self, slots: &mut [Option<Addr>]) -> bool {
+        let (pool, pages, n) = (&raw const self.pool.0, slots.as_mut_ptr().cast(), slots.len() as c_uint);
+        let take = if IS_BULK { pmb_dpdk_take } else { pmb_dpdk_take_singly };
+        // SAFETY: an address that may be missing and a pointer have one layout, and there is room for so many.
+        unsafe { take(pool, pages, n) == 0 }
+    }
+
+    fn free(&mut self, slots: &mut [Option<Addr>]) {
+        put_back::<IS_BULK>(&self.pool, slots);
+    }
+
+    fn at(page: &Addr) -> usize {
+        page.get()
+    }
+}
+
+/// Puts back a page of every slot, on any thread.
+fn put_back<const IS_BULK: bool>(pool: &Pool, slots: &mut [Option<Addr>]) {
+    thread_local! {
+        /// Taken by a thread's first call, which is untimed; given back when the thread ends.
+        static SEAT: Seat = Seat::take();
+    }
+    SEAT.with(|_| ());
+    let put = if IS_BULK { pmb_dpdk_put } else { pmb_dpdk_put_singly };
+    // SAFETY: all slots have an object of this pool, each put back once. DPDK only reads `slots`.
+    unsafe { put(&raw const pool.0, slots.as_ptr().cast(), slots.len() as c_uint) }
+    slots.fill(None);
 }

@@ -160,6 +160,54 @@ int pmb_dpdk_batch(const struct pmb_pool *p, void **pages, unsigned int n, size_
 	return rc;
 }
 
+static inline int take_singly(struct rte_mempool *pool, void **pages, unsigned int n)
+{
+	int rc = 0;
+	for (unsigned int at = 0; at < n; at++)
+		rc |= rte_mempool_get(pool, &pages[at]);
+	return rc;
+}
+
+/* n pages, one call each. Pages that were got before it fell short stay with the caller. */
+int pmb_dpdk_take_singly(const struct pmb_pool *p, void **pages, unsigned int n)
+{
+	return take_singly(p->pool, pages, n);
+}
+
+void pmb_dpdk_put_singly(const struct pmb_pool *p, void *const *pages, unsigned int n)
+{
+	for (unsigned int at = 0; at < n; at++)
+		rte_mempool_put(p->pool, pages[at]);
+}
+
+/* reps times n pages out, then back in the order of `back`, which has the places in `pages`: one by one, or AT_ONCE
+ * gathered and put with one call. */
+int pmb_dpdk_orders(const struct pmb_pool *p, void **pages, const uint16_t *back, unsigned int n, int is_bulk,
+		    size_t reps)
+{
+	void *gathered[AT_ONCE];
+
+	for (size_t i = 0; i < reps; i++) {
+		int rc = is_bulk ? take(p->pool, pages, n) : take_singly(p->pool, pages, n);
+		if (rc != 0)
+			return rc;
+		/* The caller's pages are used in between, for all that the compiler knows. */
+		__asm__ volatile("" : : "r"(pages) : "memory");
+		if (!is_bulk) {
+			for (unsigned int at = 0; at < n; at++)
+				rte_mempool_put(p->pool, pages[back[at]]);
+			continue;
+		}
+		for (unsigned int done = 0; done < n; done += AT_ONCE) {
+			unsigned int batch = RTE_MIN(n - done, AT_ONCE);
+			for (unsigned int at = 0; at < batch; at++)
+				gathered[at] = pages[back[done + at]];
+			rte_mempool_put_bulk(p->pool, gathered, batch);
+		}
+	}
+	return 0;
+}
+
 /* reps times n blocks out, then back in the same order: one by one, or AT_ONCE a call. */
 int pmb_dpdk_rounds(const struct pmb_pool *p, void **blocks, unsigned int n, int is_bulk, size_t reps)
 {

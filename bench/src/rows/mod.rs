@@ -13,6 +13,7 @@ pub(crate) mod mempool;
 pub(crate) mod mixed;
 mod one_by_one;
 pub(crate) mod orders;
+pub(crate) mod page_pool;
 mod pagemill;
 pub(crate) mod region;
 mod rust_peers;

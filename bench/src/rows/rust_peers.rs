@@ -12,7 +12,7 @@ use crossbeam_queue::ArrayQueue;
 
 use crate::rows::one_by_one::{OneByOne, OnePage};
 use crate::rows::region::Region;
-use crate::rows::{Kind, Need, Row, Site};
+use crate::rows::{Kind, Need, Row, Site, Unavailable};
 use crate::subject::{PAGE_BYTES, Subject};
 use crate::tables::churn::{ChurnRow, Frames};
 
@@ -104,9 +104,16 @@ impl Subject for MutexVec {
     }
 }
 
-struct Queue {
+#[derive(Clone)]
+pub(super) struct Queue {
     queue: Arc<ArrayQueue<usize>>,
     region: Arc<Region>,
+}
+
+/// A queue with so many pages and no more, for the table `page-pool`.
+pub(super) fn queue_of(pages: usize) -> Result<Queue, Unavailable> {
+    let region = Arc::new(Region::new(pages)?);
+    Ok(Queue { queue: full_queue(&region, pages), region })
 }
 
 /// A queue with the first `pages` of the region's pages.

@@ -9,6 +9,7 @@ pub(crate) mod mempool;
 pub(crate) mod mixed;
 pub(crate) mod one_thread;
 pub(crate) mod orders;
+pub(crate) mod page_pool;
 pub(crate) mod threads;
 pub(crate) mod total;
 pub(crate) mod touch;
