@@ -8,7 +8,7 @@ use crate::rows::Kind;
 use crate::rows::page_pool::device::{BLOCK, PAGES, POOL_BLOCK, POOL_PAGES};
 use crate::rows::page_pool::refill::{BULK_ROW, SINGLE_ROW};
 use crate::stats::{Spread, short};
-use crate::tables::page_pool::{LIST_ORDERS, MAPPINGS, ORDERS, REFILL, RETURNED, SIZES, TAKEN};
+use crate::tables::page_pool::{LIST_ORDERS, MAPPINGS, ORDERS, REFILL, RETURNED, SIZES, SOURCE, TAKEN};
 
 /// Rows of which the pool is shown as a multiple.
 const COMPARED: [&str; 3] = ["page-vec", "rte-mempool", "pagemill-single"];
@@ -116,9 +116,11 @@ fn out_and_back(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
 
 fn refill(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     writeln!(out, "\nrefill: the pool's requests of the allocator, 64 pages at once or one by one;")?;
-    writeln!(out, "taken: each page taken from the pool and released; ns a page, by the CPU's list")?;
+    writeln!(out, "source: without the pool's part; taken: every page taken from the pool and")?;
+    writeln!(out, "released; ns a page, by the order of the CPU's list")?;
     let mut table = plain(&["list", "timed", "bulk", "min", "max", "single", "min", "max", "single / bulk"]);
-    for (order, bench) in LIST_ORDERS.into_iter().flat_map(|order| [REFILL, TAKEN].map(|bench| (order, bench))) {
+    for (order, bench) in LIST_ORDERS.into_iter().flat_map(|order| [REFILL, SOURCE, TAKEN].map(|bench| (order, bench)))
+    {
         let of = |name| records.iter().find(|r| (r.bench, r.name, r.order) == (bench, name, Some(order)));
         let (bulk, single) = (of(BULK_ROW), of(SINGLE_ROW));
         let cells = spread(bulk).into_iter().chain(spread(single)).chain([ratio(single, bulk)]);
@@ -215,7 +217,7 @@ mod tests {
         let mut records = Vec::new();
         for order in LIST_ORDERS {
             for (name, ns) in [(BULK_ROW, 1.0), (SINGLE_ROW, 100.0)] {
-                for (bench, more) in [(REFILL, 0.0), (TAKEN, 100.0)] {
+                for (bench, more) in [(REFILL, 0.0), (SOURCE, 0.5), (TAKEN, 100.0)] {
                     let record = record(bench, name, Kind::Ours, REFILL_PAGES, ns + more);
                     records.push(Record { order: Some(order), ..record });
                 }
@@ -223,7 +225,7 @@ mod tests {
         }
         let lines = lines(&records);
         assert_eq!(words(&lines, "random", 0), "refill 1.00 0.50 2.00 100 50.0 200 100");
-        assert_eq!(words(&lines, "in-order", 1), "taken 101 50.5 202 200 100 400 1.98");
+        assert_eq!(words(&lines, "in-order", 2), "taken 101 50.5 202 200 100 400 1.98");
     }
 
     #[test]

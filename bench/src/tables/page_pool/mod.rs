@@ -51,6 +51,8 @@ impl Back {
 
 /// The pool's requests alone.
 pub(crate) const REFILL: &str = "page-pool-refill";
+/// The part of them that is not the pool's.
+pub(crate) const SOURCE: &str = "page-pool-source";
 /// The pages taken from the pool and released, its requests included.
 pub(crate) const TAKEN: &str = "page-pool-taken";
 /// The orders of the list from which it is refilled.
@@ -123,7 +125,7 @@ fn refill(run: &mut Run) -> Result<Vec<Record>, Error> {
     let mut pools = run.open_all(&rows, ());
     let mut records = Vec::new();
     for order in LIST_ORDERS {
-        for (bench, timed) in [(REFILL, Timed::Refill), (TAKEN, Timed::Taken)] {
+        for (bench, timed) in [(REFILL, Timed::Refill), (SOURCE, Timed::Source), (TAKEN, Timed::Taken)] {
             let seed = (order == ListOrder::Random).then_some(run.seed);
             let cell = |row| CellSamples { seed, order: Some(order), ..CellSamples::new(bench, row, REFILL_PAGES) };
             let cells = pools.iter().map(|entrant| cell(entrant.row.row_name())).collect();
@@ -194,7 +196,7 @@ mod tests {
                     orders.for_each(|(bench, _)| check(bench, row.name, n));
                 }
             }
-            for bench in [REFILL, TAKEN] {
+            for bench in [REFILL, SOURCE, TAKEN] {
                 refill::rows(backend).iter().for_each(|row| check(bench, row.name, REFILL_PAGES));
             }
             if machine.second_cpu().is_some() {
