@@ -8,7 +8,7 @@ use crate::record::Record;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
-pub(crate) const TABLES: [&str; 15] = [
+pub(crate) const TABLES: [&str; 16] = [
     "batch",
     "burst",
     "scatter",
@@ -24,10 +24,11 @@ pub(crate) const TABLES: [&str; 15] = [
     "page-pool",
     "dma",
     "crypt",
+    "xdp",
 ];
 
-/// Those that a data path brings.
-const OF_PATHS: [&str; 1] = ["crypt"];
+/// Those that a data path brings. The feature that does is called as the table is.
+const OF_PATHS: [&str; 2] = ["crypt", "xdp"];
 
 /// The names that `--only` has for the backends of per-CPU lists.
 const BACKENDS: [&str; 2] = ["rseq", "portable"];
@@ -61,6 +62,10 @@ const PUBLISHED_ROWS: [&str; 3] = ["pagemill-single", "pagemill-list", "pagemill
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(after_help = HELP)]
 pub struct BenchArgs {
+    /// As --only.
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+
     /// These tables in full; these rows or backends alone.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub only: Vec<String>,
@@ -130,6 +135,7 @@ Tables:
               1024 out; refill; 64 pages or one block for a device
   dma         8192 small blocks out, then back; one for each of 256 reads
   crypt       an encrypted volume, in this process and served to fio by NBD
+  xdp         packets received on a veth pair; needs root
 
 Rows:
   pagemill-single, -list, -array, -callback, -runs, -raw, -split,
@@ -192,6 +198,10 @@ impl Plan {
 impl BenchArgs {
     /// Chooses tables and rows. A name that is neither is an error.
     pub(crate) fn plan(&self, catalogue: Vec<Row>, more: &[Table]) -> Result<Plan, Error> {
+        if !self.names.is_empty() {
+            let only = [&self.names[..], &self.only].concat();
+            return Self { names: Vec::new(), only, ..self.clone() }.plan(catalogue, more);
+        }
         let is_here = |name: &str| !OF_PATHS.contains(&name) || more.iter().any(|own| own.name == name);
         self.check_names(&catalogue, &is_here)?;
         let asked: Vec<&String> = self.only.iter().filter(|name| is_table(name)).collect();
@@ -220,8 +230,9 @@ impl BenchArgs {
     }
 
     fn check_names(&self, catalogue: &[Row], is_here: &dyn Fn(&str) -> bool) -> Result<(), Error> {
-        if let Some(name) = self.only.iter().find(|name| is_table(name) && !is_here(name)) {
-            return Err(Error::NotBuilt { name: name.clone(), feature: "crypt" });
+        let is_asked_for = |name: &&&str| self.only.iter().any(|only| only == **name);
+        if let Some(&name) = OF_PATHS.iter().filter(is_asked_for).find(|name| !is_here(name)) {
+            return Err(Error::NotBuilt { name: name.to_owned(), feature: name });
         }
         for name in &self.only {
             if !is_table(name) && !is_backend(name) && !catalogue.iter().any(|row| row.name == name) {
@@ -283,16 +294,19 @@ mod tests {
     use super::*;
     use crate::rows::catalogue;
 
-    const CRYPT: Table =
-        Table { name: "crypt", steps: 1, measure: |_| Ok(Vec::new()), report: |_, _, _| Ok(()), bars: |_| Vec::new() };
+    const PATHS: [Table; 2] = [path("crypt"), path("xdp")];
+
+    const fn path(name: &'static str) -> Table {
+        Table { name, steps: 1, measure: |_| Ok(Vec::new()), report: |_, _, _| Ok(()), bars: |_| Vec::new() }
+    }
 
     fn plan(only: &[&str], vs: &[&str], all: bool) -> Result<Plan, Error> {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        BenchArgs { only: owned(only), vs: owned(vs), all, ..BenchArgs::default() }.plan(catalogue(), &[CRYPT])
+        BenchArgs { only: owned(only), vs: owned(vs), all, ..BenchArgs::default() }.plan(catalogue(), &PATHS)
     }
 
     fn plan_of(args: BenchArgs) -> Plan {
-        args.plan(catalogue(), &[CRYPT]).unwrap()
+        args.plan(catalogue(), &PATHS).unwrap()
     }
 
     fn names(plan: &Plan) -> Vec<&'static str> {
@@ -328,6 +342,8 @@ mod tests {
         assert_eq!((all.tables, all.view, all.is_brief), (TABLES.to_vec(), View::Tables, false));
         let named = plan(&["churn", "batch"], &[], false).unwrap();
         assert_eq!((named.tables, named.view), (vec!["batch", "churn"], View::Tables));
+        let named = plan_of(BenchArgs { names: vec!["xdp".to_owned()], ..BenchArgs::default() });
+        assert_eq!((named.tables, named.view), (vec!["xdp"], View::Tables));
         assert_eq!(plan(&["scatter"], &[], true).unwrap().tables, ["scatter", "scatter-4g"]);
         assert_eq!(plan(&["glibc"], &[], false).unwrap().tables, FIRST, "a row names no table");
         let details = plan_of(BenchArgs { details: true, ..BenchArgs::default() });
@@ -347,7 +363,7 @@ mod tests {
         assert!(published.rows.iter().all(|row| row.backend == "portable"));
         let only = |name: &str| BenchArgs { as_published: true, only: vec![name.to_owned()], ..BenchArgs::default() };
         assert_eq!(plan_of(only("total")).tables, ["total"]);
-        assert!(matches!(only("churn").plan(catalogue(), &[CRYPT]), Err(Error::NoRows)), "nobody published churn");
+        assert!(matches!(only("churn").plan(catalogue(), &PATHS), Err(Error::NoRows)), "nobody published churn");
     }
 
     #[test]

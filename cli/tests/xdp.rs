@@ -428,3 +428,32 @@ fn without_permission_it_says_so_in_a_line() {
     assert_eq!((ran.status.code(), said.lines().count()), (Some(1), 1), "{said}");
     assert!(said.contains("no permission") && said.contains("CAP_NET_RAW"), "{said}");
 }
+
+#[test]
+fn the_bench_has_figures_of_every_receiver() {
+    let Some(net) = Net::new() else { return };
+    let before = net.sh("ip -br link");
+    let bench = net
+        .inside(|| Command::new(PROGRAM).args(["bench", "xdp", "--quick", "--bars", "--json", "-"]).output().unwrap());
+    assert!(bench.status.success(), "{bench:?}");
+    let [json, text] = [&bench.stdout, &bench.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    text.lines().for_each(|line| assert!(line.chars().count() <= 80, "{line}"));
+    if text.contains("absent: xdp: a second processor") {
+        println!("skipped: {text}");
+        return;
+    }
+    let records: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for name in
+        ["private-list", "pool-single", "pool-list", "pool-array", "release-single", "release-list", "release-array"]
+    {
+        for bench in ["xdp-receive", "xdp-work"] {
+            let of = records.iter().find(|record| record["impl"] == name && record["bench"] == bench);
+            assert!(of.is_some_and(|record| record["total_ns"].as_f64() > Some(0.0)), "{bench} {name}: {json}");
+        }
+        assert!(text.contains(name), "{text}");
+    }
+    for words in ["ns more than a bare loop", "rate / bare loop", "3,677,958", "+12.68 %"] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    assert_eq!(net.sh("ip -br link"), before, "it leaves nothing behind");
+}
