@@ -313,8 +313,9 @@ impl<P: Piece, M: Maps> pagemill::Source for MappedSource<P, M> {
 
     /// A pool asks for 64, whatever their size. So many blocks would be more than a process may pin, so it gets one.
     fn fill(&self, request: Bulk<'_, Exact, Known<P>>, slots: &mut [Option<Known<P>>]) -> Result<usize, Error> {
-        slots[0] = self.alloc(request)?;
-        Ok(usize::from(slots[0].is_some()))
+        let Some(slot) = slots.iter_mut().find(|slot| slot.is_none()) else { return Ok(0) };
+        *slot = self.alloc(request)?;
+        Ok(usize::from(slot.is_some()))
     }
 
     fn free(&self, Known { piece, at }: Known<P>) {

@@ -62,7 +62,6 @@ impl LaneRow {
 /// The rows, Pagemill's on that backend.
 pub(crate) fn rows(backend: &'static str) -> Vec<LaneRow> {
     let allocator = move |n| allocator_for(backend, n);
-    #[cfg_attr(not(feature = "dpdk"), expect(unused_mut, reason = "DPDK's rows are added where they are built"))]
     let mut rows = vec![
         LaneRow::singly("page-pool", Kind::Ours, move |n| Ok(OfPool::<OneByOne>::new(&allocator(n)?))).on(backend),
         LaneRow::in_bulk("page-pool-64", Kind::Ours, move |n| Ok(OfPool::<ManyAtOnce>::new(&allocator(n)?)))
@@ -72,9 +71,11 @@ pub(crate) fn rows(backend: &'static str) -> Vec<LaneRow> {
             .on(backend),
         LaneRow::singly("pagemill-single", Kind::Ours, move |n| Ok(Singly(allocator(n)?))).on(backend),
         LaneRow::in_bulk("pagemill-array-64", Kind::Ours, move |n| Ok(InBulk(allocator(n)?))).on(backend),
+    ];
+    rows.extend([
         LaneRow::singly("page-vec", Kind::Floor, move |n| FreeList::new(&allocator(n)?, n)),
         LaneRow::singly("array-queue", Kind::Peer, |n| Ok(EachOf(rust_peers::queue_of(n)?))),
-    ];
+    ]);
     #[cfg(feature = "dpdk")]
     rows.extend(super::dpdk::lane_rows());
     rows

@@ -4,7 +4,6 @@
 //! The ring between the threads holds fewer pages than the pool's own ring, so that the pool's never overflows.
 
 use std::hint::spin_loop;
-use std::marker::PhantomData;
 
 use pagemill::{PoolPage, free_pages_bulk};
 
@@ -60,7 +59,6 @@ impl CrossRow {
 /// The rows, Pagemill's on that backend.
 pub(crate) fn rows(backend: &'static str) -> Vec<CrossRow> {
     let allocator = move || allocator_for(backend, CROSSING_PAGES);
-    #[cfg_attr(not(feature = "dpdk"), expect(unused_mut, reason = "DPDK's rows are added where they are built"))]
     let mut rows = vec![
         CrossRow::of("page-pool", Kind::Ours, move || {
             let dropped = |slots: &mut [Option<PoolPage>]| slots.fill_with(|| None);
@@ -80,6 +78,8 @@ pub(crate) fn rows(backend: &'static str) -> Vec<CrossRow> {
             Ok((InBulk(allocator()?), |slots: &mut [Option<_>]| _ = free_pages_bulk(slots)))
         })
         .on(backend),
+    ];
+    rows.extend([
         CrossRow::of("array-queue", Kind::Peer, || {
             let queue = rust_peers::queue_of(CROSSING_PAGES)?;
             let mut other = queue.clone();
@@ -88,15 +88,15 @@ pub(crate) fn rows(backend: &'static str) -> Vec<CrossRow> {
             };
             Ok((EachOf(queue), free))
         }),
-        CrossRow::of("hand-over", Kind::Floor, || Ok((Words(PhantomData), |slots: &mut [Option<_>]| slots.fill(None)))),
-    ];
+        CrossRow::of("hand-over", Kind::Floor, || Ok((Words, |slots: &mut [Option<_>]| slots.fill(None)))),
+    ]);
     #[cfg(feature = "dpdk")]
-    rows.extend(super::super::dpdk::cross_rows());
+    rows.extend(crate::rows::dpdk::cross_rows());
     rows
 }
 
 /// The floor: words as long as a pool's handles, without pages.
-struct Words(PhantomData<()>);
+struct Words;
 
 impl Stock for Words {
     type Page = (Addr, usize);
