@@ -167,8 +167,8 @@ fn device(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     align(&mut table, 1);
     writeln!(out, "{}", table.trim_fmt())?;
     let note = "once: the arena was mapped as a whole, and addresses are looked up. table: each piece gets a range of \
-                addresses and an entry a page in a table, and loses them, under a lock. pinned: mlock and munlock of each \
-                piece. Pages of a pool keep their address: none of this is done for them";
+                addresses and an entry a page in a table, and loses them, under a lock. pinned: mlock and munlock of \
+                each piece. Pages of a pool keep their address: none of this is done for them";
     writeln!(out, "{}", wrap(note))
 }
 
