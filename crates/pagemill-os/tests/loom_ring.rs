@@ -42,7 +42,7 @@ fn each_is_somewhere_once<const N: usize>(capacity: usize, takes: usize, of: &'s
         }
         ring.end();
         // SAFETY: as above.
-        while unsafe { ring.pop(usize::MAX, false, |item| seen.push(item)) } > 0 || ring.len() > 0 {
+        while unsafe { ring.pop(usize::MAX, false, |item| seen.push(item)) } > 0 || ring.positions().len() > 0 {
             thread::yield_now();
         }
         for thread in threads {

@@ -1,8 +1,8 @@
 //! Pages that circulate: the cache, the ring, fragments, and the end of a pool with pages out (C7).
 use crate::common::{Rng, all, allocator, allocators, assert_all_back, in_child, one_cpu};
 use pagemill::{
-    Allocator, Block, Bulk, Ending, Error, Exact, Gfp, InvalidRequest, Memory, NodeId, Order, PagePool, PagePoolStats,
-    PageSource, PoolPage, Source, Why,
+    Allocator, Block, Bulk, Ending, Error, Exact, Gfp, InvalidRequest, Memory, NodeId, Order, PagePool, PagePoolInfo,
+    PagePoolStats, PageSource, PoolPage, Source, Why, page_pools,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -503,4 +503,76 @@ fn handles_and_pools_are_send() {
     is_send::<(PagePool, PoolPage, Ending, pagemill::Frag)>();
     is_sync::<(PoolPage, Ending, pagemill::Frag)>();
     assert_eq!(PagePoolStats::default().in_flight, 0);
+}
+
+/// The pools of this name, as an observer sees them.
+fn seen(name: &str) -> Vec<PagePoolInfo> {
+    page_pools().into_iter().filter(|pool| pool.name == name).collect()
+}
+
+#[test]
+fn an_observer_sees_a_pool_until_its_last_page_is_back() {
+    let allocator = one_cpu(Memory::anonymous(256));
+    let name = "seen \"until\" its\nlast page";
+    let mut pool = PagePool::pages(&allocator).named(name).named("too late");
+    assert_eq!((seen(name)[0].stats, seen(name)[0].ended), (PagePoolStats::default(), None));
+    let mut pages = take(&mut pool, 70);
+    // As its cache was empty for the second time, after 64 pages, it took one of the next 64.
+    assert_eq!((seen(name)[0].stats.slow, seen(name)[0].stats.fast, seen(name)[0].stats.in_flight), (2, 63, 65));
+    drop(pages.split_off(60));
+    let stats = pool.stats();
+    assert_eq!((stats.fast, stats.ring, stats.in_flight), (68, 10, 60));
+    assert_eq!(seen(name)[0].stats, stats, "the consumer's figures are those that it read last");
+    drop(pages.split_off(50));
+    assert_eq!((seen(name)[0].stats.ring, seen(name)[0].stats.in_flight), (20, 50), "what others do is seen at once");
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(seen(name).len(), 1));
+    });
+
+    let ending = pool.destroy();
+    let after = &seen(name)[0];
+    assert_eq!((after.stats.in_flight, after.stats.fast, after.stats.slow), (50, 68, 2));
+    let (age, later) = (after.ended.unwrap(), seen(name)[0].ended.unwrap());
+    assert!(age <= later && later <= ending.age(), "{age:?}, {later:?}, {:?}", ending.age());
+    drop(pages.split_off(1));
+    assert_eq!((seen(name)[0].stats.in_flight, seen(name)[0].stats.ring), (1, 20));
+    drop(pages);
+    assert_eq!(seen(name), [], "though somebody has its ending");
+    drop(ending);
+    assert_all_back(&allocator);
+}
+
+#[test]
+fn pools_are_seen_in_order_and_have_numbers_of_their_own() {
+    let allocator = allocator(256);
+    let many: Vec<_> = (0..20).map(|_| PagePool::pages(&allocator).named("one of many")).collect();
+    let ids = |of: &[PagePoolInfo]| of.iter().map(|pool| pool.id).collect::<Vec<_>>();
+    let all = ids(&seen("one of many"));
+    assert!(all.len() == 20 && all.is_sorted_by(|one, next| one < next), "{all:?}");
+    let half: Vec<_> = many.into_iter().skip(10).collect();
+    let rest = seen("one of many");
+    assert_eq!(ids(&rest), all[10..]);
+    assert_eq!(rest.len(), half.len());
+}
+
+#[test]
+fn a_child_sees_its_copies_of_pools_though_others_look_as_it_is_forked() {
+    own_process!();
+    let allocator = allocator(256);
+    let mut pool = PagePool::pages(&allocator).named("copied");
+    let page = pool.alloc(Gfp::NOWAIT).unwrap();
+    let is_done = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while is_done.load(SeqCst) == 0 {
+                assert_eq!(seen("copied").len(), 1);
+                drop(PagePool::pages(&allocator));
+            }
+        });
+        for _ in 0..20 {
+            in_child("looks at its copies", || assert_eq!(seen("copied")[0].stats.in_flight, 1));
+        }
+        is_done.store(1, SeqCst);
+    });
+    drop((page, pool));
 }

@@ -14,7 +14,7 @@
 //! A pool has a count: one for each page that it has from its source, wherever the page is, and one for the consumer.
 //! Only requests of the source and pages that leave the pool change it. The consumer's end empties the cache and the
 //! ring; a page that is returned later goes to the source. Whoever takes the last one off the count ends what is
-//! shared (C7.5). An [`Ending`] is on the count as well.
+//! shared (C7.5).
 //!
 //! # Invariants
 //! - P1 A page is at one place: in the cache, in the ring, in a handle, or with the source.
@@ -26,15 +26,18 @@
 //! The child has a copy of the pool, and uses up what is in its cache and its ring. A page that a thread of the parent was
 //! just putting into the ring is passed over there, and lost. Pages that are returned in the child go to the source.
 //!
-//! There is no lock. The end of a pool waits for threads that are just putting pages into the ring.
+//! Only the list of pools has a lock (`record.rs`). The end of a pool waits for threads that are just putting pages into the ring.
 mod cache;
 mod frag;
 mod page;
 mod pool;
+mod record;
 mod ring;
+mod shared;
 mod stats;
 
 pub use frag::Frag;
 pub use page::PoolPage;
-pub use pool::{Ending, PagePool};
+pub use pool::PagePool;
+pub use record::{Ending, PagePoolInfo, page_pools};
 pub use stats::PagePoolStats;

@@ -1,7 +1,9 @@
 //! The consumer's end of a pool.
 use super::cache::{CACHE, Cache};
 use super::frag::{Cut, Frag};
-use super::page::{PoolPage, REFILL, SharedPtr};
+use super::page::PoolPage;
+use super::record::Ending;
+use super::shared::{Hand, REFILL, SharedPtr};
 use super::stats::PagePoolStats;
 use crate::allocator::Allocator;
 use crate::bulk::{Bulk, Exact};
@@ -10,9 +12,10 @@ use crate::handle::{Block, Owned, Page};
 use crate::mempool::{PageSource, Source};
 use crate::sync::let_others_on;
 use core::fmt;
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Exhausted, Gfp, NodeId, Order, Policy, Why};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Slots of a ring that nobody chose, as in the kernel.
 const RING: usize = 1024;
@@ -46,6 +49,8 @@ pub struct PagePool<S: Source = PageSource<Page>> {
     cache: Cache<S::Item>,
     own: Own,
     shared: SharedPtr<S>,
+    /// Asked once: the pool ends without calling the source's code, which may unwind, before its ring has ended.
+    is_high_order: bool,
     node: Option<NodeId>,
     /// The page that fragments are cut from.
     cut: Option<Cut<S>>,
@@ -128,8 +133,9 @@ impl<S: Source> PagePool<S> {
 
     fn of_ring(source: S, slots: usize) -> Self {
         crate::registry::watch(); // The fork hooks must be registered before the stamp is taken.
+        let is_high_order = source.order() > Order::ZERO;
         let shared = SharedPtr::new(source, slots);
-        Self { cache: Cache::new(), own: Own::default(), shared, node: None, cut: None }
+        Self { cache: Cache::new(), own: Own::default(), shared, is_high_order, node: None, cut: None }
     }
 
     /// Has the pool prefer memory of a node. Pages of other nodes are not taken from the ring: they go back to the source.
@@ -143,6 +149,20 @@ impl<S: Source> PagePool<S> {
     #[must_use]
     pub fn on_node(mut self, node: NodeId) -> Self {
         self.node = Some(node);
+        self
+    }
+
+    /// Names the pool for observers: see [`page_pools`](crate::page_pools). A pool that has a name keeps it.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, PagePool};
+    /// let pool = PagePool::pages(&Allocator::builder().pages(256).build()?).named("eth0, queue 3");
+    /// # drop(pool);
+    /// # Ok::<(), pagemill::BuildError>(())
+    /// ```
+    #[must_use]
+    pub fn named(self, name: impl Into<String>) -> Self {
+        self.shared.get().record.name.get_or_init(|| name.into().into());
         self
     }
 
@@ -170,6 +190,12 @@ impl<S: Source> PagePool<S> {
     #[inline(never)]
     fn alloc_slow(&mut self, gfp: Gfp) -> Result<PoolPage<S>, Error> {
         gfp.check()?;
+        let page = self.fill_and_take(gfp);
+        self.publish();
+        page
+    }
+
+    fn fill_and_take(&mut self, gfp: Gfp) -> Result<PoolPage<S>, Error> {
         // Each page is zeroed as it is taken.
         let one = gfp.without(Gfp::NOFAIL | Gfp::ZERO);
         let some = one.without(Gfp::RETRY_MAYFAIL);
@@ -270,7 +296,7 @@ impl<S: Source> PagePool<S> {
         // What the source delivered counts, whatever it says.
         slots.into_iter().flatten().for_each(|item| _ = self.cache.push(item));
         let came = self.cache.len();
-        shared.count.fetch_add(came, Relaxed);
+        shared.record.count.fetch_add(came, Relaxed);
         self.own.refilled += came as u64;
         if came == 0 { filled.map(drop) } else { Ok(()) }
     }
@@ -311,29 +337,32 @@ impl<S: Source> PagePool<S> {
     /// The number of pages that are out: handed out, and neither returned nor [released](PoolPage::release); with the one
     /// that fragments are cut from. While other threads return pages it may be a little off.
     pub fn in_flight(&self) -> usize {
-        let shared = self.shared.get();
-        let inside = 1 + self.cache.len() + shared.ring.len();
-        shared.count.load(Acquire).saturating_sub(inside)
+        self.shared.get().record.in_flight(self.cache.len())
     }
 
-    /// The pool's figures.
+    /// The pool's figures. Observers see these from now on ([`page_pools`](crate::page_pools)).
     pub fn stats(&self) -> PagePoolStats {
-        let (shared, own) = (self.shared.get(), &self.own);
+        self.publish();
+        self.shared.get().record.stats()
+    }
+
+    /// Shows observers what the consumer has counted.
+    fn publish(&self) {
+        let own = &self.own;
         let taken = own.refilled + own.cached - self.cache.len() as u64;
-        PagePoolStats {
+        let figures = PagePoolStats {
             fast: taken - own.not_fast,
             slow: own.slow,
-            slow_high_order: if shared.source.order() > Order::ZERO { own.slow } else { 0 },
+            slow_high_order: if self.is_high_order { own.slow } else { 0 },
             empty: own.empty,
             refill: own.refill,
             waive: own.waive,
             cached: own.cached,
             cache_full: own.cache_full,
-            ring: shared.ring.pushed() as u64,
-            ring_full: shared.ring_full.load(Relaxed),
             released_refcnt: own.released_refcnt,
-            in_flight: self.in_flight(),
-        }
+            ..PagePoolStats::default()
+        };
+        self.shared.get().record.publish(&figures, self.cache.len());
     }
 
     /// The source that the pages come from.
@@ -355,11 +384,10 @@ impl<S: Source> PagePool<S> {
     /// assert_eq!(ending.in_flight(), 0);
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    pub fn destroy(self) -> Ending<S> {
-        let shared = self.shared;
-        shared.get().count.fetch_add(1, Relaxed);
+    pub fn destroy(self) -> Ending {
+        let record = Arc::clone(&self.shared.get().record);
         drop(self);
-        Ending { shared, since: Instant::now() }
+        Ending { record }
     }
 }
 
@@ -413,51 +441,10 @@ impl<S: Source> PagePool<S> {
 impl<S: Source> Drop for PagePool<S> {
     fn drop(&mut self) {
         self.end_cut();
-        let shared = self.shared.get();
-        // First of all: if the source unwinds, pages that come later go to it all the same.
-        shared.ring.end();
-        let mut turn = 0;
-        loop {
-            let mut hand = Hand::new(self.shared);
-            let mut slots = hand.slots.iter_mut();
-            let put = |item| {
-                if let Some(slot) = slots.next() {
-                    *slot = Some(item);
-                }
-            };
-            // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
-            let popped = unsafe { shared.ring.pop(REFILL, shared.stamp.is_inherited(), put) };
-            let rest = hand.slots.iter_mut().skip(popped).zip(core::iter::from_fn(|| self.cache.pop()));
-            rest.for_each(|(slot, item)| *slot = Some(item));
-            if hand.slots[0].is_none() {
-                if shared.ring.len() == 0 {
-                    break;
-                }
-                let_others_on(turn); // A thread has reserved a slot, and is about to fill it.
-                turn += 1;
-            }
-        }
-        self.shared.take_off(1);
-    }
-}
-
-/// Items of a pool on their way. What is still here goes to the source in the end.
-struct Hand<S: Source> {
-    slots: [Option<S::Item>; REFILL],
-    shared: SharedPtr<S>,
-}
-
-impl<S: Source> Hand<S> {
-    fn new(shared: SharedPtr<S>) -> Self {
-        Self { slots: [const { None }; REFILL], shared }
-    }
-}
-
-impl<S: Source> Drop for Hand<S> {
-    fn drop(&mut self) {
-        if self.slots.iter().any(Option::is_some) {
-            self.shared.end_bulk(&mut self.slots);
-        }
+        self.publish();
+        self.shared.get().record.ended.get_or_init(Instant::now);
+        // SAFETY: `&mut self`: this thread alone takes from the ring (P3), and it is the last use of the pointer.
+        unsafe { self.shared.end(|| self.cache.pop()) };
     }
 }
 
@@ -467,50 +454,5 @@ unsafe impl<S: Source + Send + Sync> Send for PagePool<S> {}
 impl<S: Source> fmt::Debug for PagePool<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.stats().fmt(f)
-    }
-}
-
-/// A pool that has ended, while pages of it may be out: see [`PagePool::destroy`].
-///
-/// Dropping it leaves the pages as they are.
-pub struct Ending<S: Source = PageSource<Page>> {
-    shared: SharedPtr<S>,
-    since: Instant,
-}
-
-impl<S: Source> Ending<S> {
-    /// The number of pages that are still out.
-    pub fn in_flight(&self) -> usize {
-        // Acquire pairs with the Release in `take_off`: the source has ended those pages.
-        self.shared.get().count.load(Acquire) - 1
-    }
-    /// The time since the pool ended.
-    pub fn age(&self) -> Duration {
-        self.since.elapsed()
-    }
-}
-
-impl<S: Source> Drop for Ending<S> {
-    fn drop(&mut self) {
-        self.shared.take_off(1);
-    }
-}
-
-// SAFETY: it shares what the pool's handles share.
-unsafe impl<S: Source + Send + Sync> Send for Ending<S> {}
-// SAFETY: as above.
-unsafe impl<S: Source + Send + Sync> Sync for Ending<S> {}
-
-impl<S: Source> fmt::Display for Ending<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (pages, age) = (self.in_flight(), self.age().as_secs());
-        let are = if pages == 1 { "page is" } else { "pages are" };
-        write!(f, "{pages} {are} still out, {age} s after the pool's end")
-    }
-}
-
-impl<S: Source> fmt::Debug for Ending<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }

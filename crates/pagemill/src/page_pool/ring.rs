@@ -17,6 +17,7 @@
 use crate::sync::{AtomicBool, AtomicUsize, UnsafeCell};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::Arc;
 
 /// Set in `tail` when the ring has ended. Positions are counted above this bit; they don't overflow within centuries.
 const ENDED: usize = 1;
@@ -32,11 +33,30 @@ struct Slot<T> {
     item: UnsafeCell<MaybeUninit<T>>,
 }
 
+/// Where the ring begins and ends. Observers read it too, also when the ring is gone.
+pub(super) struct Positions {
+    tail: Alone<AtomicUsize>,
+    head: Alone<AtomicUsize>,
+}
+
+impl Positions {
+    fn new() -> Self {
+        Self { tail: Alone(AtomicUsize::new(0)), head: Alone(AtomicUsize::new(0)) }
+    }
+    /// The number of items that were ever returned by the ring.
+    pub(super) fn pushed(&self) -> usize {
+        self.tail.0.load(Relaxed) / ONE
+    }
+    /// The number of items in the ring, or about to be.
+    pub(super) fn len(&self) -> usize {
+        self.pushed().saturating_sub(self.head.0.load(Relaxed))
+    }
+}
+
 pub(super) struct Ring<T> {
     /// A power of two.
     slots: Box<[Slot<T>]>,
-    tail: Alone<AtomicUsize>,
-    head: Alone<AtomicUsize>,
+    at: Arc<Positions>,
 }
 
 // SAFETY: items move from one thread to another and are never shared; a slot has one owner at a time (R1).
@@ -49,16 +69,11 @@ impl<T> Ring<T> {
     pub(super) fn new(capacity: usize) -> Self {
         let slot = || Slot { is_full: AtomicBool::new(false), item: UnsafeCell::new(MaybeUninit::uninit()) };
         let slots = core::iter::repeat_with(slot).take(capacity.next_power_of_two()).collect();
-        Self { slots, tail: Alone(AtomicUsize::new(0)), head: Alone(AtomicUsize::new(0)) }
+        Self { slots, at: Arc::new(Positions::new()) }
     }
 
-    /// The number of items that were ever returned by it.
-    pub(super) fn pushed(&self) -> usize {
-        self.tail.0.load(Relaxed) / ONE
-    }
-    /// The number of items in it, or about to be.
-    pub(super) fn len(&self) -> usize {
-        self.pushed().saturating_sub(self.head.0.load(Relaxed))
+    pub(super) fn positions(&self) -> &Arc<Positions> {
+        &self.at
     }
 
     fn slot(&self, at: usize) -> &Slot<T> {
@@ -77,8 +92,8 @@ impl<T> Ring<T> {
         let (tail, count) = loop {
             // `head` first. Acquire pairs with the Release in `pop`: the consumer has read the slots before it, and saw
             // them reserved, so the load of `tail` does too.
-            let head = ring.head.0.load(Acquire);
-            let tail = ring.tail.0.load(Relaxed);
+            let head = ring.at.head.0.load(Acquire);
+            let tail = ring.at.tail.0.load(Relaxed);
             if tail & ENDED != 0 {
                 return None;
             }
@@ -88,7 +103,7 @@ impl<T> Ring<T> {
                 return Some(0);
             }
             // Relaxed: what is in a slot is published by its mark.
-            if ring.tail.0.compare_exchange_weak(tail, tail + count * ONE, Relaxed, Relaxed).is_ok() {
+            if ring.at.tail.0.compare_exchange_weak(tail, tail + count * ONE, Relaxed, Relaxed).is_ok() {
                 break (tail / ONE, count);
             }
         };
@@ -108,8 +123,8 @@ impl<T> Ring<T> {
     /// # Safety
     /// No other thread calls this at the same time.
     pub(super) unsafe fn pop(&self, most: usize, is_lost: bool, mut each: impl FnMut(T)) -> usize {
-        let (mut at, mut count) = (self.head.0.load(Relaxed), 0);
-        let passes_to = if is_lost { self.pushed() } else { 0 };
+        let (mut at, mut count) = (self.at.head.0.load(Relaxed), 0);
+        let passes_to = if is_lost { self.at.pushed() } else { 0 };
         while count < most {
             let slot = self.slot(at);
             // Acquire pairs with the Release in `push`.
@@ -124,14 +139,14 @@ impl<T> Ring<T> {
             at += 1;
         }
         // Release pairs with the Acquire in `push`.
-        self.head.0.store(at, Release);
+        self.at.head.0.store(at, Release);
         count
     }
 
     /// Ends the ring: from now on nothing is pushed. What is in it stays, and so does what calls that have begun put in.
     pub(super) fn end(&self) {
         // AcqRel orders it with the exchanges in `push`, which all come before or fail.
-        self.tail.0.fetch_or(ENDED, AcqRel);
+        self.at.tail.0.fetch_or(ENDED, AcqRel);
     }
 }
 
@@ -157,7 +172,7 @@ mod tests {
         };
         // SAFETY: the ring exists.
         assert_eq!(unsafe { Ring::push(&raw const ring, 3, &mut next) }, Some(3));
-        assert_eq!(ring.len(), 0, "the third slot was passed over before it was filled");
+        assert_eq!(ring.positions().len(), 0, "the third slot was passed over before it was filled");
         // SAFETY: as above.
         assert_eq!(unsafe { Ring::push(&raw const ring, 1, next) }, Some(1));
         // SAFETY: as above.
