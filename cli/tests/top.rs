@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use crate::common::{Folder, Outcome, PATIENCE, PROGRAM, signal, until};
-use pagemill::{Allocator, Bulk, Gfp, PageList};
+use pagemill::{Allocator, Bulk, Gfp, PageList, PagePool};
 use pagemill_watch::StatsServer;
 use rustix::fs::OFlags;
 use rustix::process::Signal;
@@ -70,6 +70,27 @@ fn json_and_prometheus_have_the_processs_figures() {
     assert_eq!((of("pagemill_handed_out_pages"), of("pagemill_zone_managed_pages")), (107, 5000));
     let text = served.top(&["--prometheus"]);
     assert!(text.done().stdout.contains("\npagemill_handed_out_pages{allocator=\"mine\"} 107\n"), "{text:?}");
+}
+
+#[test]
+fn a_page_pool_is_shown_until_its_last_page_is_back() {
+    let served = Served::new();
+    let mut pool = PagePool::pages(&served.allocator).named("rx\u{1b}0");
+    let page = pool.alloc(Gfp::NOWAIT).unwrap();
+    let row = || {
+        let table = served.top(&["--once"]);
+        let text = &table.done().stdout;
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(!text.contains('\u{1b}'), "{text}");
+        let row = text.lines().find(|line| line.contains("rx?0"))?;
+        Some(row.split_whitespace().skip(2).map(str::to_owned).collect::<Vec<_>>())
+    };
+    assert_eq!(row().unwrap(), ["1"], "in flight, and no age");
+    drop(pool);
+    let after = row().unwrap();
+    assert!(after[0] == "1" && after[1].replace(',', "").parse::<u64>().is_ok(), "{after:?}");
+    drop(page);
+    assert_eq!(row(), None);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The table: lines of plain text, made of what the process reports now and what it reported before.
 //!
 //! Memory, zones, free blocks, lists and the sizes of bulk calls have places of their own. Every counter has a row with its total
-//! and its rate, under its name. Every other gauge of an allocator has a row, and every gauge of its zones or pools a column. So a
-//! new figure needs no change here.
+//! and its rate, under its name. Every other gauge of an allocator has a row, and every gauge of its zones or pools a column. Page
+//! pools belong to the process: below the allocators. So a new figure needs no change here.
 use indicatif::HumanCount;
 
 use super::record::{Change, Figure, Kind, Record, unique};
@@ -11,6 +11,9 @@ use super::record::{Change, Figure, Kind, Record, unique};
 const BAR: usize = 50;
 /// The characters of a histogram, from nothing to all.
 const STEPS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Characters of the longest name in the first columns of a table.
+const PAGE_POOL: usize = 39;
 
 /// Gauges of an allocator that its title and its memory show.
 const PLACED: [&str; 3] = ["pagemill_cpus", "pagemill_handed_out_pages", "pagemill_quarantined_pages"];
@@ -29,6 +32,7 @@ pub(super) fn lines(change: &Change) -> Vec<String> {
     if record.allocators().is_empty() {
         lines.extend([String::new(), "it shows no allocator yet".to_owned()]);
     }
+    lines.extend(gauges(change, None, &[("id", 8), ("page_pool", PAGE_POOL + 1)]));
     let process = rows(change, None);
     if !process.is_empty() {
         lines.extend([String::new(), format!("{:<36}{:>20}{:>20}", "in the whole process", "total", "a second")]);
@@ -40,11 +44,11 @@ pub(super) fn lines(change: &Change) -> Vec<String> {
 fn of_allocator(change: &Change, name: &str) -> Vec<String> {
     let mut lines = vec![title(change, name)];
     lines.extend(memory(change, name));
-    lines.extend(gauges(change, name, &[("node", 5), ("zone", 7)]));
+    lines.extend(gauges(change, Some(name), &[("node", 5), ("zone", 7)]));
     lines.extend(free_blocks(change, name));
     lines.extend(lists(change, name));
-    lines.extend(gauges(change, name, &[("pool", 12)]));
-    lines.extend(gauges(change, name, &[("dma_pool", 16)]));
+    lines.extend(gauges(change, Some(name), &[("pool", 12)]));
+    lines.extend(gauges(change, Some(name), &[("dma_pool", 16)]));
     lines.extend([String::new(), format!("{:<36}{:>20}{:>20}", "", "total", "a second")]);
     lines.extend(rows(change, Some(name)));
     lines.extend(reasons(change, name));
@@ -84,14 +88,14 @@ fn memory(change: &Change, name: &str) -> Vec<String> {
     vec![format!("  [{bar:.<BAR$}] {} pages, {}", grouped(all), size(all)), format!("   {}", shown.join("   "))]
 }
 
-/// A row for each of the allocator's zones, or pools, and a column for each of their gauges. `labels` identify a row, each with the
-/// width of its column; the last of them names the kind of thing.
-fn gauges(change: &Change, name: &str, labels: &[(&str, usize)]) -> Vec<String> {
+/// A row for each of the allocator's zones or pools, or the process's, and a column for each of their gauges. `labels` identify a
+/// row, each with the width of its column; the last of them names the kind of thing.
+fn gauges(change: &Change, allocator: Option<&str>, labels: &[(&str, usize)]) -> Vec<String> {
     let place = |figure: &Figure| -> Option<Vec<String>> {
-        let is_one = figure.labels.len() == labels.len() + 1;
+        let is_one = figure.labels.len() == labels.len() + usize::from(allocator.is_some());
         labels.iter().map(|(label, _)| figure.label(label).filter(|_| is_one).map(str::to_owned)).collect()
     };
-    let ours = change.now.figures.iter().filter(|figure| figure.is_of(Some(name)) && figure.kind == Kind::Gauge);
+    let ours = change.now.figures.iter().filter(|figure| figure.is_of(allocator) && figure.kind == Kind::Gauge);
     let ours: Vec<_> = ours.filter_map(|figure| Some((place(figure)?, figure))).collect();
     let columns = unique(ours.iter().map(|(_, figure)| &figure.name));
     let what = labels.last().map_or("", |(label, _)| label).replace('_', " ");
@@ -100,7 +104,8 @@ fn gauges(change: &Change, name: &str, labels: &[(&str, usize)]) -> Vec<String> 
         words.trim_start_matches(&what).trim_start().trim_end_matches(" pages").to_owned()
     };
     let begin = |texts: &mut dyn Iterator<Item = &str>| {
-        let cells = texts.zip(labels).map(|(text, (_, width))| format!("{:<width$}", plain(text)));
+        // What is longer than the longest column would break the lines.
+        let cells = texts.zip(labels).map(|(text, (_, width))| format!("{:<width$.PAGE_POOL$}", plain(text)));
         format!("  {}", cells.collect::<String>())
     };
     let value = |place: &Vec<String>, column: &String| {
@@ -318,18 +323,18 @@ mod tests {
             ("pagemill_pool_low_water", "gauge", pool("writes"), 3),
         ]);
         assert_eq!(
-            gauges(&change, "a", &[("node", 5), ("zone", 7)])[1..],
+            gauges(&change, Some("a"), &[("node", 5), ("zone", 7)])[1..],
             ["  node zone          free", "  0    Normal       1,000", "  1    DMA32            7"]
         );
         assert_eq!(
-            gauges(&change, "a", &[("pool", 12)])[1..],
+            gauges(&change, Some("a"), &[("pool", 12)])[1..],
             [
                 "  pool               size  low water",
                 "  reads               512          -",
                 "  writes              256          3"
             ]
         );
-        assert!(gauges(&change, "b", &[("pool", 12)]).is_empty());
+        assert!(gauges(&change, Some("b"), &[("pool", 12)]).is_empty());
     }
 
     /// All figures that a process shows of a pool, with a value of millions in each column.
@@ -354,10 +359,37 @@ mod tests {
             assert_eq!(lines[at].matches("1,234,567").count(), columns, "{lines:#?}");
             assert_eq!(lines[at].len(), lines[at - 1].len(), "a value stands below its head: {lines:#?}");
             assert!(
-                lines[at].len() <= 80 && gauges(&change(&figures), "a", &[(label, width)]).len() == 3,
+                lines[at].len() <= 80 && gauges(&change(&figures), Some("a"), &[(label, width)]).len() == 3,
                 "{lines:#?}"
             );
         }
+    }
+
+    /// Two of one name, as a process shows them: one ended, and one without an age.
+    #[test]
+    fn page_pools_have_a_section_that_fits_80_columns() {
+        let labels = |id: &str| json!({ "page_pool": format!("\u{1b}[2J{}", "x".repeat(200)), "id": id });
+        let ours = pagemill_watch::FIGURES.iter().filter(|figure| figure.name.starts_with("pagemill_page_pool_"));
+        let mut figures = Vec::new();
+        for figure in ours {
+            for id in ["1", "4294967"] {
+                if id == "1" || !figure.name.ends_with("ended_s") {
+                    figures.push((figure.name, figure.kind.name(), labels(id), 12_345_678));
+                }
+            }
+        }
+        let lines = lines(&change(&figures));
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+        let at = lines.iter().position(|line| line.starts_with("  id      page")).unwrap();
+        let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(cells(&lines[at]), ["id", "page_pool", "in", "flight", "ended", "s"]);
+        let name = format!("?[2J{}", "x".repeat(35));
+        assert_eq!(cells(&lines[at + 1]), ["1", &name, "12,345,678", "12,345,678"]);
+        assert_eq!(cells(&lines[at + 2]), ["4294967", &name, "12,345,678", "-"]);
+        let sums = lines.iter().filter(|line| line.trim_start().starts_with("page pool "));
+        assert!(sums.clone().all(|line| cells(line).contains(&"24,691,356".into())), "{lines:#?}");
+        assert_eq!(sums.count(), 11, "a row for each counter: {lines:#?}");
+        assert!(!super::lines(&change(&[])).iter().any(|line| line.contains("page pool")));
     }
 
     #[test]

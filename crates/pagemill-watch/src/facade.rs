@@ -22,6 +22,7 @@ pub fn describe_metrics() {
 ///
 /// Counters are set to their absolute values. Recorders ignore a counter that went back, as happens with a second allocator
 /// under the same name.
+/// They keep the last values of what is gone, as of a page pool whose last page is back.
 pub fn record_metrics(name: &str, allocator: &Allocator) {
     let seen = [Snapshot::of(name, allocator)];
     for figure in FIGURES.iter() {

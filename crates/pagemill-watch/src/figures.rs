@@ -2,11 +2,12 @@
 //!
 //! Each counter of [`Stats::COUNTERS`] is a figure already. To add another figure, add a line to [`FIRST`] or [`LAST`].
 use Read::{
-    Allocator as Of, DmaPool as PerDmaPool, Labelled, List as PerList, Pool as PerPool, Process, Zone as PerZone,
+    Allocator as Of, DmaPool as PerDmaPool, Labelled, List as PerList, PagePool as PerPagePool, Pool as PerPool,
+    Process, Zone as PerZone,
 };
 use pagemill::{Allocator, Backend, CountedBy, Counter, DmaPoolStats, ListInfo};
-use pagemill::{MempoolStats, Order, Stats, Why, ZoneInfo};
-use pagemill::{foreign_frees, restarts};
+use pagemill::{MempoolStats, Order, PagePoolInfo, Stats, Why, ZoneInfo};
+use pagemill::{foreign_frees, page_pools, restarts};
 use std::sync::LazyLock;
 
 /// Whether a figure only grows.
@@ -51,7 +52,7 @@ pub struct Figure {
 /// One value of a figure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sample {
-    /// The allocator, node, zone, CPU or size that the value belongs to.
+    /// The allocator, node, zone, CPU, size or pool that the value belongs to.
     pub labels: Vec<(&'static str, String)>,
     /// The value.
     pub value: u64,
@@ -64,6 +65,9 @@ enum Read {
     Counter(&'static Counter),
     /// Once for the process: no label.
     Process(fn() -> u64),
+    /// For each pool of circulating pages in the process that has the figure, with `page_pool` (its name) and `id`, by which
+    /// pools of one name are told apart.
+    PagePool(fn(&PagePoolInfo) -> Option<u64>),
     /// For each allocator, with the label `allocator`.
     Allocator(fn(&Snapshot) -> u64),
     /// For each zone, with `node` and `zone` as well.
@@ -231,6 +235,71 @@ const LAST: &[Row] = &[
         PerDmaPool(|pool| pool.metadata as u64),
     ),
     ("pagemill_dma_pool_misuse_total", "Blocks that the pool refused.", PerDmaPool(|pool| pool.misused)),
+    (
+        "pagemill_page_pool_fast_total",
+        "Circulating pages that came from a consumer's cache.",
+        PerPagePool(|pool| Some(pool.stats.fast)),
+    ),
+    (
+        "pagemill_page_pool_slow_total",
+        "Requests to a page pool that asked its source.",
+        PerPagePool(|pool| Some(pool.stats.slow)),
+    ),
+    (
+        "pagemill_page_pool_slow_high_order_total",
+        "Those of them that were for blocks of an order above 0.",
+        PerPagePool(|pool| Some(pool.stats.slow_high_order)),
+    ),
+    (
+        "pagemill_page_pool_empty_total",
+        "Requests that found a page pool's cache and ring empty.",
+        PerPagePool(|pool| Some(pool.stats.empty)),
+    ),
+    (
+        "pagemill_page_pool_refill_total",
+        "Requests that filled a page pool's cache from its ring.",
+        PerPagePool(|pool| Some(pool.stats.refill)),
+    ),
+    (
+        "pagemill_page_pool_waive_total",
+        "Pages of a page pool's ring that went back to the source, being of another node.",
+        PerPagePool(|pool| Some(pool.stats.waive)),
+    ),
+    (
+        "pagemill_page_pool_cached_total",
+        "Pages that a consumer put into its cache.",
+        PerPagePool(|pool| Some(pool.stats.cached)),
+    ),
+    (
+        "pagemill_page_pool_cache_full_total",
+        "Pages that a consumer returned while its cache was full.",
+        PerPagePool(|pool| Some(pool.stats.cache_full)),
+    ),
+    (
+        "pagemill_page_pool_ring_total",
+        "Pages that were put into a page pool's ring.",
+        PerPagePool(|pool| Some(pool.stats.ring)),
+    ),
+    (
+        "pagemill_page_pool_ring_full_total",
+        "Pages that found a page pool's ring full, and went back to the source.",
+        PerPagePool(|pool| Some(pool.stats.ring_full)),
+    ),
+    (
+        "pagemill_page_pool_released_refcnt_total",
+        "Pages that a consumer was done with while somebody held a fragment.",
+        PerPagePool(|pool| Some(pool.stats.released_refcnt)),
+    ),
+    (
+        "pagemill_page_pool_in_flight",
+        "Pages of a page pool that are out now, also after its end.",
+        PerPagePool(|pool| Some(pool.stats.in_flight as u64)),
+    ),
+    (
+        "pagemill_page_pool_ended_s",
+        "Seconds since the end of a page pool of which pages are still out.",
+        PerPagePool(|pool| pool.ended.map(|age| age.as_secs())),
+    ),
     ("pagemill_foreign_frees_total", "Frees of addresses that belong to no allocator.", Process(foreign_frees)),
     ("pagemill_section_restarts_total", "Restarts of restartable sections.", Process(restarts)),
 ];
@@ -302,16 +371,24 @@ impl Samples<'_> {
 }
 
 impl Figure {
-    /// The figure's values for these allocators.
+    /// The figure's values for these allocators; those of the process and of its page pools whatever allocators these are.
     pub fn samples(&self, seen: &[Snapshot]) -> Vec<Sample> {
         let mut all = Vec::new();
-        if let Read::Process(read) = self.read {
-            return vec![Sample { labels: Vec::new(), value: read() }];
+        match self.read {
+            Read::Process(read) => return vec![Sample { labels: Vec::new(), value: read() }],
+            Read::PagePool(read) => {
+                let sample = |pool: PagePoolInfo| {
+                    let value = read(&pool)?;
+                    Some(Sample { labels: vec![("page_pool", pool.name), ("id", pool.id.to_string())], value })
+                };
+                return page_pools().into_iter().filter_map(sample).collect();
+            }
+            _ => {}
         }
         for seen in seen {
             let mut samples = Samples { seen, all: &mut all };
             match self.read {
-                Read::Process(_) => {}
+                Read::Process(_) | Read::PagePool(_) => {}
                 Read::Counter(counter) => match counter.by {
                     CountedBy::Allocator => samples.push([], counter.of(&seen.stats)),
                     CountedBy::Zone => samples.push_zones(|zone| counter.of(&zone.stats)),

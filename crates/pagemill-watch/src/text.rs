@@ -80,6 +80,7 @@ mod tests {
         let allocator = Allocator::builder().pages(3000).build().unwrap();
         let pages: Vec<_> = (0..70).map(|_| allocator.alloc_page(pagemill::Gfp::KERNEL).unwrap()).collect();
         let odd = "a \"quoted\\\" name,}\nof two lines";
+        let pools = [odd, odd, ""].map(|name| pagemill::PagePool::pages(&allocator).named(name));
         let seen = [Snapshot::of(odd, &allocator), Snapshot::of("plain", &allocator)];
         let text = prometheus(&seen);
         assert!(text.ends_with('\n'));
@@ -104,10 +105,14 @@ mod tests {
                 let labels = sample.labels.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
                 let found = values.get(&(figure.name.to_owned(), labels));
                 // Figures of the process may change meanwhile: other tests run in it.
-                let is_ours = !sample.labels.is_empty();
+                let is_ours = sample.labels.iter().any(|(name, _)| *name == "allocator");
                 assert!(found.is_some_and(|found| !is_ours || *found == sample.value as f64), "{}", figure.name);
             }
         }
-        drop(pages);
+        let of_pools: Vec<_> = values.keys().filter(|(name, _)| name == "pagemill_page_pool_in_flight").collect();
+        let named =
+            |of: &str| of_pools.iter().filter(|(_, labels)| labels[0] == ("page_pool".into(), of.into())).count();
+        assert_eq!((named(odd), named("")), (2, 1), "{of_pools:?}");
+        drop((pages, pools));
     }
 }

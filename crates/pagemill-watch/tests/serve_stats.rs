@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::patience::PATIENCE;
-use pagemill::{Allocator, Gfp, Memory, Mempool};
+use pagemill::{Allocator, Gfp, Memory, Mempool, PagePool};
 use pagemill_watch::{FIGURES, Snapshot, StatsServer, prometheus};
 use serde_json::Value;
 
@@ -114,6 +114,58 @@ fn pools_are_shown_with_their_allocator_until_they_are_gone() {
     pool.free_raw(page);
     drop(pool);
     assert_eq!(shown("pagemill_pool_out{"), [""; 0]);
+}
+
+/// The page pools of the process, as JSON shows them: for each its figures, in order.
+fn page_pools(path: &Path, name: &str) -> Vec<(String, u64)> {
+    let record: Value = serde_json::from_str(&ask(path, b"json\n")).unwrap();
+    let ours = record["figures"].as_array().unwrap().iter().filter(|figure| figure["labels"]["page_pool"] == name);
+    let short = |figure: &Value| figure["name"].as_str().unwrap().replace("pagemill_page_pool_", "");
+    ours.map(|figure| (short(figure), figure["value"].as_u64().unwrap())).collect()
+}
+
+#[test]
+fn page_pools_are_shown_until_their_last_page_is_back() {
+    own_process!(); // Other tests compare what all of the process shows.
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    let path = server.path().unwrap();
+    // Of an allocator that is not shown.
+    let allocator = Allocator::builder().pages(1000).build().unwrap();
+    let odd = "rx \"0\"\\\n\u{1}}";
+    let mut pool = PagePool::pages(&allocator).named(odd);
+    let mut pages: Vec<_> = (0..10).map(|_| Some(pool.alloc(Gfp::NOWAIT).unwrap())).collect();
+    pages.drain(7..).for_each(drop);
+    assert_eq!(pool.stats().in_flight, 7);
+    let figures = |of: &[(&str, u64)]| of.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect::<Vec<_>>();
+    let counted = [
+        ("fast_total", 9),
+        ("slow_total", 1),
+        ("slow_high_order_total", 0),
+        ("empty_total", 1),
+        ("refill_total", 0),
+        ("waive_total", 0),
+        ("cached_total", 0),
+        ("cache_full_total", 0),
+        ("ring_total", 3),
+        ("ring_full_total", 0),
+        ("released_refcnt_total", 0),
+    ];
+    assert_eq!(page_pools(path, odd), figures(&[&counted[..], &[("in_flight", 7)]].concat()));
+
+    drop(pool);
+    let after = page_pools(path, odd);
+    let (name, age) = after.last().unwrap();
+    assert_eq!((after.len(), name.as_str()), (13, "ended_s"));
+    assert_eq!(after[11], ("in_flight".into(), 7), "pages that are out are seen after the pool's end");
+    let text = ask(path, b"prometheus\n");
+    let labels = "{page_pool=\"rx \\\"0\\\"\\\\\\n\u{1}}\",id=\"";
+    let line = text.lines().find(|line| line.starts_with(&format!("pagemill_page_pool_in_flight{labels}"))).unwrap();
+    assert!(line.ends_with("\"} 7"), "{line}");
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    assert!(page_pools(path, odd).last().is_some_and(|(_, now)| now > age), "it gets older");
+    drop(pages);
+    assert_eq!(page_pools(path, odd), [], "with its last page");
 }
 
 #[test]
