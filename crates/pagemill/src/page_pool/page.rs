@@ -71,21 +71,23 @@ impl<S: Source> PoolPage<S> {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn put_bulk(slots: &mut [Option<Self>]) -> usize {
-        let mut pages = slots.iter_mut().filter_map(Option::take).peekable();
         let mut count = 0;
-        while let Some(first) = pages.next() {
-            let shared = first.shared;
-            let mut items = [const { None }; REFILL];
-            items[0] = Some(first.into_item());
-            let mut held = 1;
-            while held < REFILL
-                && let Some(page) = pages.next_if(|page| page.shared == shared)
-            {
-                items[held] = Some(page.into_item());
-                held += 1;
+        let mut rest = slots;
+        while let Some(first) = rest.iter().position(Option::is_some) {
+            rest = &mut rest[first..];
+            let shared = rest[0].as_ref().map(|page| page.shared);
+            let is_of_it = |slot: &Option<Self>| slot.as_ref().map(|page| page.shared) == shared;
+            let most = rest.len().min(REFILL);
+            let n = rest[..most].iter().position(|slot| !is_of_it(slot)).unwrap_or(most);
+            let (run, others) = rest.split_at_mut(n);
+            let mut pages = run.iter_mut().filter_map(Option::take).map(Self::into_item);
+            if let Some(shared) = shared {
+                shared.give_back(n, || match pages.next() {
+                    Some(item) => item,
+                    None => unreachable!("{n} items, and no more are asked for"),
+                });
             }
-            count += held;
-            shared.give_back(&mut items[..held]);
+            (count, rest) = (count + n, others);
         }
         count
     }
@@ -96,7 +98,11 @@ impl<S: Source> Drop for PoolPage<S> {
     fn drop(&mut self) {
         // SAFETY: taken once, here: whatever else takes it forgets the handle.
         let item = unsafe { ManuallyDrop::take(&mut self.item) };
-        self.shared.give_back(&mut [Some(item)]);
+        let mut item = Some(item);
+        self.shared.give_back(1, || match item.take() {
+            Some(item) => item,
+            None => unreachable!("one item, and no more are asked for"),
+        });
     }
 }
 

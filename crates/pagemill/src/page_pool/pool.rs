@@ -12,6 +12,7 @@ use crate::handle::{Block, Owned, Page};
 use crate::mempool::{PageSource, Source};
 use crate::sync::let_others_on;
 use core::fmt;
+use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Exhausted, Gfp, NodeId, Order, Policy, Why};
 use std::sync::Arc;
@@ -190,12 +191,21 @@ impl<S: Source> PagePool<S> {
     #[inline(never)]
     fn alloc_slow(&mut self, gfp: Gfp) -> Result<PoolPage<S>, Error> {
         gfp.check()?;
-        let page = self.fill_and_take(gfp);
+        let filled = self.fill(gfp);
+        let item = self.cache.pop();
+        self.own.not_fast += u64::from(item.is_some());
         self.publish();
-        page
+        match (item, filled) {
+            (Some(item), _) => Ok(PoolPage::new(item, self.shared)),
+            (None, Err(error)) => Err(error),
+            (None, Ok(())) => {
+                let order = self.shared.get().source.order().get();
+                Err(Exhausted { wanted: 1, got: 0, order, why: Why::Exhausted }.into())
+            }
+        }
     }
 
-    fn fill_and_take(&mut self, gfp: Gfp) -> Result<PoolPage<S>, Error> {
+    fn fill(&mut self, gfp: Gfp) -> Result<(), Error> {
         // Each page is zeroed as it is taken.
         let one = gfp.without(Gfp::NOFAIL | Gfp::ZERO);
         let some = one.without(Gfp::RETRY_MAYFAIL);
@@ -214,17 +224,12 @@ impl<S: Source> PagePool<S> {
             if self.cache.len() == 0 {
                 self.refill();
             }
-            if let Some(item) = self.cache.pop() {
-                self.own.not_fast += 1;
-                return Ok(PoolPage::new(item, self.shared));
+            if self.cache.len() > 0 {
+                return Ok(());
             }
             match asked {
                 Ok(()) | Err(Error::Exhausted(_)) if gfp.contains(Gfp::NOFAIL) => {}
-                Err(error) => return Err(error),
-                Ok(()) => {
-                    let order = self.shared.get().source.order().get();
-                    return Err(Exhausted { wanted: 1, got: 0, order, why: Why::Exhausted }.into());
-                }
+                asked => return asked,
             }
             let_others_on(turn);
             turn += 1;
@@ -248,7 +253,8 @@ impl<S: Source> PagePool<S> {
         let mut filled = 0;
         for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
             match self.alloc(gfp) {
-                Ok(page) => *slot = Some(page),
+                // It is empty: there is nothing to drop.
+                Ok(page) => mem::forget(slot.replace(page)),
                 Err(error) if filled == 0 => return Err(error),
                 Err(_) => break,
             }
@@ -259,25 +265,33 @@ impl<S: Source> PagePool<S> {
 
     /// Fills the empty cache from the ring. Returns how many items were there, of the pool's node or not.
     fn refill(&mut self) -> usize {
-        let mut hand = Hand::new(self.shared);
         let shared = self.shared.get();
-        let mut slots = hand.slots.iter_mut();
-        let put = |item| {
-            if let Some(slot) = slots.next() {
-                *slot = Some(item);
+        let is_lost = shared.stamp.is_inherited();
+        let popped = match self.node {
+            None => {
+                let put = |item| _ = self.cache.push(item); // There is room: it was empty.
+                // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
+                unsafe { shared.ring.pop(REFILL, is_lost, put) }
+            }
+            Some(node) => {
+                let mut hand = Hand::new(self.shared);
+                let mut slots = hand.slots.iter_mut();
+                let put = |item| {
+                    if let Some(slot) = slots.next() {
+                        *slot = Some(item);
+                    }
+                };
+                // SAFETY: as above.
+                let popped = unsafe { shared.ring.pop(REFILL, is_lost, put) };
+                // The source's code may unwind: then all go back to it.
+                let is_own = |item: &S::Item| shared.source.node_of(item).is_none_or(|of| of == node);
+                let are_own = hand.slots.each_ref().map(|slot| slot.as_ref().is_some_and(is_own));
+                for (slot, _) in hand.slots.iter_mut().zip(are_own).filter(|(_, is_own)| *is_own) {
+                    _ = slot.take().and_then(|item| self.cache.push(item));
+                }
+                popped
             }
         };
-        // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
-        let popped = unsafe { shared.ring.pop(REFILL, shared.stamp.is_inherited(), put) };
-        // The source's code may unwind: then all go back to it.
-        let is_own = |slot: &Option<S::Item>| match (slot, self.node) {
-            (Some(item), Some(node)) => shared.source.node_of(item).is_none_or(|of| of == node),
-            (slot, _) => slot.is_some(),
-        };
-        let are_own = hand.slots.each_ref().map(is_own);
-        for (slot, _) in hand.slots.iter_mut().zip(are_own).filter(|(_, is_own)| *is_own) {
-            _ = slot.take().and_then(|item| self.cache.push(item)); // There is room: it was empty.
-        }
         self.own.waive += (popped - self.cache.len()) as u64;
         self.own.refilled += self.cache.len() as u64;
         self.own.refill += u64::from(self.cache.len() > 0);
@@ -291,10 +305,8 @@ impl<S: Source> PagePool<S> {
             request = request.policy(Policy::Preferred(node));
         }
         let shared = self.shared.get();
-        let mut slots = [const { None }; REFILL];
-        let filled = shared.source.fill(request, &mut slots[..n]);
         // What the source delivered counts, whatever it says.
-        slots.into_iter().flatten().for_each(|item| _ = self.cache.push(item));
+        let filled = self.cache.fill(n, |slots| shared.source.fill(request, slots));
         let came = self.cache.len();
         shared.record.count.fetch_add(came, Relaxed);
         self.own.refilled += came as u64;

@@ -54,6 +54,7 @@ impl Record {
 
     /// Stores what the consumer has counted: all figures but `ring`, `ring_full` and `in_flight`, which are known here, and last
     /// the number of pages in its cache.
+    #[inline]
     pub(super) fn publish(&self, of: &PagePoolStats, in_cache: usize) {
         let PagePoolStats { fast, slow, slow_high_order, empty, refill, waive, .. } = *of;
         let PagePoolStats { cached, cache_full, released_refcnt, .. } = *of;

@@ -138,8 +138,10 @@ impl<T> Ring<T> {
             }
             at += 1;
         }
-        // Release pairs with the Acquire in `push`.
-        self.at.head.0.store(at, Release);
+        if count > 0 || is_lost {
+            // Release pairs with the Acquire in `push`.
+            self.at.head.0.store(at, Release);
+        }
         count
     }
 

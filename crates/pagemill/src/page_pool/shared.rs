@@ -75,21 +75,14 @@ impl<S: Source> SharedPtr<S> {
         drop(off);
     }
 
-    /// Returns the items in the slots, at most [`REFILL`]: to the ring, and to the source what it has no room for. In a forked
+    /// Returns `n` items that `next` has, at most [`REFILL`]: to the ring, and to the source what it has no room for. In a forked
     /// child all go to the source, so that whatever is reserved in its ring and not there is lost.
-    pub(super) fn give_back(self, slots: &mut [Option<S::Item>]) {
-        if self.get().stamp.is_inherited() {
-            return self.end_bulk(slots);
-        }
-        let mut left = slots.iter().filter(|slot| slot.is_some()).count();
-        let mut items = slots.iter_mut().filter(|slot| slot.is_some());
-        while left > 0 {
-            let next = || match items.next().and_then(Option::take) {
-                Some(item) => item,
-                None => unreachable!("the ring asks for no more items than there are"),
-            };
+    #[inline]
+    pub(super) fn give_back(self, n: usize, mut next: impl FnMut() -> S::Item) {
+        let mut left = n;
+        while left > 0 && !self.get().stamp.is_inherited() {
             // SAFETY: the items that are still here are on the count (P2).
-            match unsafe { Ring::push(&raw const (*self.0.as_ptr()).ring, left, next) } {
+            match unsafe { Ring::push(&raw const (*self.0.as_ptr()).ring, left, &mut next) } {
                 // The pointer is used no more: the items may be gone, and the pool with them (P2).
                 Some(count) if count == left => return,
                 Some(count) if count > 0 => left -= count,
@@ -97,10 +90,18 @@ impl<S: Source> SharedPtr<S> {
                     if is_full.is_some() {
                         self.get().record.ring_full.fetch_add(left as u64, Relaxed);
                     }
-                    return self.end_bulk(slots);
+                    break;
                 }
             }
         }
+        self.end_rest(left, &mut next);
+    }
+
+    #[cold]
+    fn end_rest(self, n: usize, next: &mut dyn FnMut() -> S::Item) {
+        let mut slots = [const { None }; REFILL];
+        slots[..n].fill_with(|| Some(next()));
+        self.end_bulk(&mut slots[..n]);
     }
 
     /// The consumer's end: what its cache and the ring have goes to the source, and the consumer off the count.
