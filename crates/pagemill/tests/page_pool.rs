@@ -5,9 +5,9 @@ use pagemill::{
     PagePoolStats, PageSource, PoolPage, Source, Why, page_pools,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 
 const CACHE: usize = 128;
 const REFILL: usize = 64;
@@ -185,6 +185,45 @@ fn a_source_that_lies_loses_nothing() {
         pages.extend(one_more);
         drop(pages);
         assert_eq!(pool.in_flight(), 0);
+    }
+}
+
+/// Says that it filled every slot, and leaves every other one empty.
+struct Holes(Arc<Numbers>);
+
+impl Source for Holes {
+    type Item = u32;
+    fn alloc(&self, request: Bulk<'_, Exact, u32>) -> Result<Option<u32>, Error> {
+        self.0.alloc(request)
+    }
+    fn free(&self, number: u32) {
+        self.0.free(number);
+    }
+    fn fill(&self, request: Bulk<'_, Exact, u32>, slots: &mut [Option<u32>]) -> Result<usize, Error> {
+        for slot in slots.iter_mut().skip(1).step_by(2) {
+            *slot = self.alloc(request)?;
+        }
+        Ok(slots.len())
+    }
+}
+
+#[test]
+fn a_source_that_leaves_holes_loses_nothing_and_keeps_nothing_alive() {
+    for taken in [1, 16, 31, 32, 33, 40] {
+        let numbers = Arc::new(Numbers::new(1000));
+        let mut pool = PagePool::new(Holes(Arc::clone(&numbers)));
+        let mut pages: Vec<_> = (0..taken).map(|_| pool.alloc(Gfp::NOWAIT).unwrap()).collect();
+        let mut seen: Vec<u32> = pages.iter().map(|page| **page).collect();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), taken);
+        pool.put(pages.pop().unwrap());
+        let ending = pool.destroy();
+        assert_eq!(ending.in_flight(), taken - 1);
+        drop(pages);
+        assert_eq!(ending.in_flight(), 0);
+        assert_eq!(numbers.left.lock().unwrap().len(), 1000);
+        assert_eq!(Arc::strong_count(&numbers), 1, "the pool's source is gone");
     }
 }
 

@@ -1,18 +1,21 @@
 //! The consumer's cache: a stack in an array, which a source fills where it lies.
-use core::mem;
+use core::mem::{self, MaybeUninit};
 
 /// Items that it holds, as the kernel's `PP_ALLOC_CACHE_SIZE`.
 pub(super) const CACHE: usize = 128;
 
-/// The slots below `len` are full, and all others are empty.
+/// The slots below `len` are written: with an item, or empty where a source lied. What is in the others means nothing, so that
+/// taking an item writes nothing.
 pub(super) struct Cache<T> {
-    slots: Box<[Option<T>; CACHE]>,
+    slots: Box<[MaybeUninit<Option<T>>; CACHE]>,
     len: usize,
+    /// Empty slots that were found below `len`.
+    holes: usize,
 }
 
 impl<T> Cache<T> {
     pub(super) fn new() -> Self {
-        Self { slots: Box::new([const { None }; CACHE]), len: 0 }
+        Self { slots: Box::new([const { MaybeUninit::uninit() }; CACHE]), len: 0, holes: 0 }
     }
 
     #[inline]
@@ -20,46 +23,83 @@ impl<T> Cache<T> {
         self.len
     }
 
+    /// The number of items that came into it and have not left it, as far as it knows: with holes.
+    #[inline]
+    pub(super) fn counted(&self) -> usize {
+        self.len + self.holes
+    }
+
+    /// The number of holes that were found since the last call: items that a source said it delivered, and did not.
+    pub(super) fn take_holes(&mut self) -> usize {
+        mem::take(&mut self.holes)
+    }
+
     #[inline]
     pub(super) fn pop(&mut self) -> Option<T> {
         let last = self.len.checked_sub(1)?;
+        let slot = self.slots.get(last)?;
         self.len = last;
-        self.slots.get_mut(last)?.take()
+        // SAFETY: it was below `len`, and is not any more: it is taken once.
+        match unsafe { slot.assume_init_read() } {
+            Some(item) => Some(item),
+            None => self.pop_below_a_hole(),
+        }
+    }
+
+    #[cold]
+    fn pop_below_a_hole(&mut self) -> Option<T> {
+        self.holes += 1;
+        self.pop()
     }
 
     /// Puts an item in. Returns it if the cache is full.
     #[inline]
     pub(super) fn push(&mut self, item: T) -> Option<T> {
         let Some(slot) = self.slots.get_mut(self.len) else { return Some(item) };
-        let before = slot.replace(item);
-        debug_assert!(before.is_none());
-        // It was empty: there is nothing to drop, and no need to look.
-        mem::forget(before);
+        slot.write(Some(item));
         self.len += 1;
         None
     }
 
-    /// Has `fill` fill the first `n` slots of the empty cache. Whatever it leaves in them counts, in any order, and is dropped
-    /// if it unwinds.
-    pub(super) fn fill<R>(&mut self, n: usize, fill: impl FnOnce(&mut [Option<T>]) -> R) -> R {
-        /// Empties slots.
-        struct Empties<'a, T>(&'a mut [Option<T>]);
-        impl<T> Drop for Empties<'_, T> {
+    /// Has `fill` fill the first `n` slots of the empty cache. If it says that it filled all, only the last one is looked at, the
+    /// first to be taken: to look at each costs a fifth of a refill, and a hole is found when its turn comes. Otherwise what it
+    /// left in them counts. All is dropped if it unwinds.
+    pub(super) fn fill<E>(
+        &mut self,
+        n: usize,
+        fill: impl FnOnce(&mut [Option<T>]) -> Result<usize, E>,
+    ) -> Result<usize, E> {
+        /// Drops what is in slots.
+        struct Drops<'a, T>(&'a mut [Option<T>]);
+        impl<T> Drop for Drops<'_, T> {
             fn drop(&mut self) {
                 self.0.fill_with(|| None);
             }
         }
-        debug_assert_eq!(self.len, 0);
-        let slots = Empties(&mut self.slots[..n]);
-        let filled = fill(&mut *slots.0);
-        // Without a branch for each slot.
-        let full = slots.0.iter().filter(|slot| slot.is_some()).count();
-        if full < n {
-            // Stable, so that they are taken in the order in which they came.
-            slots.0.sort_by_key(Option::is_none);
+        assert_eq!(self.len, 0, "a cache is filled when it is empty");
+        let slots = &mut self.slots[..n];
+        for slot in &mut *slots {
+            slot.write(None);
         }
+        // SAFETY: each was written just now.
+        let slots = unsafe { mem::transmute::<&mut [MaybeUninit<Option<T>>], &mut [Option<T>]>(slots) };
+        let slots = Drops(slots);
+        let filled = fill(&mut *slots.0);
+        self.len = match filled {
+            Ok(filled) if filled == n && slots.0.last().is_some_and(Option::is_some) => n,
+            _ => {
+                // Stable, so that they are taken in the order in which they came.
+                slots.0.sort_by_key(Option::is_none);
+                slots.0.iter().flatten().count()
+            }
+        };
         mem::forget(slots);
-        self.len = full;
         filled
+    }
+}
+
+impl<T> Drop for Cache<T> {
+    fn drop(&mut self) {
+        while self.pop().is_some() {}
     }
 }

@@ -191,6 +191,7 @@ impl<S: Source> PagePool<S> {
     #[inline(never)]
     fn alloc_slow(&mut self, gfp: Gfp) -> Result<PoolPage<S>, Error> {
         gfp.check()?;
+        self.forget_holes();
         let filled = self.fill(gfp);
         let item = self.cache.pop();
         self.own.not_fast += u64::from(item.is_some());
@@ -203,6 +204,13 @@ impl<S: Source> PagePool<S> {
                 Err(Exhausted { wanted: 1, got: 0, order, why: Why::Exhausted }.into())
             }
         }
+    }
+
+    /// Takes off the count what a source said it delivered, and did not.
+    fn forget_holes(&mut self) {
+        let holes = self.cache.take_holes();
+        self.own.refilled -= holes as u64;
+        self.shared.take_off(holes);
     }
 
     fn fill(&mut self, gfp: Gfp) -> Result<(), Error> {
@@ -349,7 +357,7 @@ impl<S: Source> PagePool<S> {
     /// The number of pages that are out: handed out, and neither returned nor [released](PoolPage::release); with the one
     /// that fragments are cut from. While other threads return pages it may be a little off.
     pub fn in_flight(&self) -> usize {
-        self.shared.get().record.in_flight(self.cache.len())
+        self.shared.get().record.in_flight(self.cache.counted())
     }
 
     /// The pool's figures. Observers see these from now on ([`page_pools`](crate::page_pools)).
@@ -374,7 +382,7 @@ impl<S: Source> PagePool<S> {
             released_refcnt: own.released_refcnt,
             ..PagePoolStats::default()
         };
-        self.shared.get().record.publish(&figures, self.cache.len());
+        self.shared.get().record.publish(&figures, self.cache.counted());
     }
 
     /// The source that the pages come from.
@@ -456,7 +464,13 @@ impl<S: Source> Drop for PagePool<S> {
         self.publish();
         self.shared.get().record.ended.get_or_init(Instant::now);
         // SAFETY: `&mut self`: this thread alone takes from the ring (P3), and it is the last use of the pointer.
-        unsafe { self.shared.end(|| self.cache.pop()) };
+        unsafe {
+            self.shared.end(|| {
+                let item = self.cache.pop();
+                self.shared.take_off(self.cache.take_holes());
+                item
+            })
+        };
     }
 }
 
