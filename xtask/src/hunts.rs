@@ -32,7 +32,15 @@ pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
         shell,
         "loom",
         loom_tests(shell, &[], wanted(shell))?,
-        &["loom_buddy::", "loom_pcp::", "loom_lists::", "loom_locks::", "loom_ring::", "loom_waits::"],
+        &[
+            "loom_buddy::",
+            "loom_pcp::",
+            "loom_lists::",
+            "loom_locks::",
+            "loom_page_pool::",
+            "loom_ring::",
+            "loom_waits::",
+        ],
     )
 }
 

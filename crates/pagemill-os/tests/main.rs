@@ -13,10 +13,14 @@ mod loom_lists;
 #[cfg(loom)]
 mod loom_locks;
 #[cfg(loom)]
+mod loom_page_pool;
+#[cfg(loom)]
 mod loom_ring;
 #[cfg(loom)]
 mod loom_waits;
-// The source files of `pagemill` that `loom_waits` and `loom_ring` include expect it here.
+// The source files of `pagemill` that models include expect these here.
+#[cfg(loom)]
+use loom_page_pool::{handle, mempool};
 #[cfg(loom)]
 use loom_waits::sync;
 #[cfg(not(any(loom, miri)))]

@@ -97,6 +97,15 @@ impl Record {
     }
 }
 
+/// In a model: fails if a thread touches it afterwards, or may do so at the same time.
+#[cfg(loom)]
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.count.with_mut(|_| ());
+        self.ring_full.with_mut(|_| ());
+    }
+}
+
 fn with_list<R>(work: impl FnOnce(&mut Vec<Weak<Record>>) -> R) -> R {
     static ALL: Mutex<Vec<Weak<Record>>> = Mutex::new(Vec::new());
     let _no_fork = no_fork();

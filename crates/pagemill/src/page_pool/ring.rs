@@ -53,6 +53,24 @@ impl Positions {
     }
 }
 
+/// In a model: fails if a thread touches it afterwards, or may do so at the same time.
+#[cfg(loom)]
+impl Drop for Positions {
+    fn drop(&mut self) {
+        self.tail.0.with_mut(|_| ());
+        self.head.0.with_mut(|_| ());
+    }
+}
+
+/// As for [`Positions`].
+#[cfg(loom)]
+impl<T> Drop for Slot<T> {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has it. A load is all that loom offers for a flag.
+        unsafe { self.is_full.unsync_load() };
+    }
+}
+
 pub(super) struct Ring<T> {
     /// A power of two.
     slots: Box<[Slot<T>]>,
