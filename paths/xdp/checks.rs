@@ -10,6 +10,8 @@ pub(super) const CHECKS: Path = Path {
         Need::Deb("iproute2", &["ip", "-V"]),
         // Asks what `echo` answers.
         Need::Deb("iputils-ping", &["ping", "-V"]),
+        // Runs it without permission.
+        Need::Deb("util-linux", &["setpriv", "--version"]),
         // Has senders finish their packets: checksums, segments, tags.
         Need::Deb("ethtool", &["ethtool", "--version"]),
     ],

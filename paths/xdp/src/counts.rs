@@ -16,7 +16,7 @@ pub(crate) enum Dropped {
     NotAsked,
     /// It is shorter than it says, or a checksum is wrong.
     Damaged,
-    /// It is longer than its page, or in several parts.
+    /// It is empty, longer than its page, or in several parts.
     BadLength,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Counts {
     pub(crate) lie_received_not_there: u64,
     pub(crate) lie_completed_outside: u64,
     pub(crate) lie_completed_not_there: u64,
-    /// Refills that the pool had too few pages for.
+    /// How often the pool had too few pages, for a refill or for packets to make.
     pub(crate) no_page: u64,
 }
 
@@ -70,7 +70,7 @@ impl Counts {
         }
     }
 
-    fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.received += other.received;
         self.received_bytes += other.received_bytes;
         self.sent += other.sent;
@@ -130,7 +130,7 @@ pub(crate) struct Pool {
     pub(crate) in_flight: usize,
 }
 
-/// What there is to say at one moment.
+/// All counters at one moment.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
 pub(crate) struct Report {
     #[serde(flatten)]
@@ -160,15 +160,15 @@ impl Report {
         to.in_flight += of.in_flight;
     }
 
-    /// What is worth saying of drops, each with its number.
+    /// The drops by reason, without those that did not happen.
     pub(crate) fn drops(&self) -> Vec<(u64, &'static str)> {
         let (counts, kernel) = (&self.counts, &self.kernel);
         let all = [
             (counts.drop_asked, "dropped as asked"),
-            (counts.drop_not_asked, "ask nothing that is answered"),
+            (counts.drop_not_asked, "no ARP or ping for these addresses"),
             (counts.drop_damaged, "damaged"),
             (counts.drop_send_ring_full, "found the send ring full"),
-            (counts.drop_bad_length, "longer than their page, or in parts"),
+            (counts.drop_bad_length, "empty, longer than their page, or in parts"),
             // The kernel counts a packet that finds no page as dropped, too.
             (kernel.dropped.saturating_sub(kernel.fill_ring_empty), "too long for a page (kernel)"),
             (kernel.fill_ring_empty, "found the fill ring empty (kernel)"),

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_for_us_is_not_answered() {
+    fn other_packets_are_not_answered() {
         let (us, all) = (EthernetAddress(US.0), EthernetAddress::BROADCAST);
         let with = |mut payload: Vec<u8>, at: usize, byte: u8| {
             payload[at] = byte;

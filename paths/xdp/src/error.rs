@@ -17,7 +17,7 @@ pub enum Error {
     /// The caller's arguments cannot be.
     #[error("{0}")]
     Request(String),
-    /// This machine, or this interface, has not what it takes, or does not permit it.
+    /// This machine or this interface lacks something, or does not permit it.
     #[error("{what}")]
     Unavailable {
         /// What is missing.
@@ -28,6 +28,9 @@ pub enum Error {
     /// The kernel does not keep to the rings' rules, so nothing that they say is believed any more.
     #[error("the kernel broke the rules: {0}")]
     Broken(String),
+    /// This program broke its own rules.
+    #[error("a fault of this program: {0}")]
+    Fault(String),
     /// The interface was removed.
     #[error("{0} is gone")]
     Gone(String),
@@ -63,6 +66,7 @@ impl Error {
             Self::Io { .. } | Self::Request(_) | Self::Memory(_) => return None,
             Self::Unavailable { next, .. } => next,
             Self::Broken(_) => "the driver or the kernel has a fault; try --mode generic",
+            Self::Fault(_) => "please report it",
             Self::Gone(_) => "`ip link` lists the interfaces",
             Self::Interrupted { .. } => "the interface was left as it was before",
             Self::Exhausted(_) => "give less with --memory, or make memory free",

@@ -71,5 +71,5 @@ pub(crate) enum Lie {
 
 #[cold]
 fn outside(addr: usize) -> Error {
-    Error::Broken(format!("the page at {addr:#x} is not in the UMEM"))
+    Error::Fault(format!("the page at {addr:#x} is not in the UMEM"))
 }

@@ -50,7 +50,9 @@ pub struct Interface {
     /// The largest packet, without the Ethernet header, in bytes.
     pub mtu: usize,
     /// Queues that packets come by.
-    pub queues: u32,
+    pub receives: u32,
+    /// Queues that packets leave by.
+    pub sends: u32,
     asked_by: OwnedFd,
     /// While it is open, the interface takes packets for other addresses too.
     promiscuous: Option<OwnedFd>,
@@ -82,8 +84,16 @@ impl Interface {
             Err(Errno::NODEV) => return Err(missing(name)),
             Err(errno) => return Err(failed(errno)),
         };
-        let mut this =
-            Self { name: name.to_owned(), index, mac: Mac([0; 6]), mtu: 0, queues: 1, asked_by: fd, promiscuous: None };
+        let mut this = Self {
+            name: name.to_owned(),
+            index,
+            mac: Mac([0; 6]),
+            mtu: 0,
+            receives: 1,
+            sends: 1,
+            asked_by: fd,
+            promiscuous: None,
+        };
         let hardware = this.ask(libc::SIOCGIFHWADDR as _).map_err(failed)?;
         // SAFETY: this is the part that the request fills, and any bytes are a value of it.
         let hardware = unsafe { hardware.ifr_ifru.ifru_hwaddr };
@@ -99,42 +109,46 @@ impl Interface {
         let mtu = this.ask(libc::SIOCGIFMTU as _).map_err(failed)?;
         // SAFETY: as above.
         this.mtu = usize::try_from(unsafe { mtu.ifr_ifru.ifru_mtu }).unwrap_or(0);
-        this.queues = this.channels();
+        (this.receives, this.sends) = this.channels();
         Ok(this)
     }
 
-    fn request(&self) -> libc::ifreq {
+    fn request(name: &str) -> libc::ifreq {
         // SAFETY: zeros are a value of it.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(self.name.bytes()) {
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
             *to = from as _;
         }
         request
     }
 
     fn ask(&self, what: libc::Ioctl) -> Result<libc::ifreq, Errno> {
-        let mut request = self.request();
+        self.ask_of(&self.name, what)
+    }
+
+    fn ask_of(&self, name: &str, what: libc::Ioctl) -> Result<libc::ifreq, Errno> {
+        let mut request = Self::request(name);
         // SAFETY: these requests read and fill a `struct ifreq`.
         let done = unsafe { libc::ioctl(self.asked_by.as_raw_fd(), what, &raw mut request) };
         if done == 0 { Ok(request) } else { Err(last_error()) }
     }
 
-    /// The queues that packets come by; one for a driver that doesn't say.
-    fn channels(&self) -> u32 {
+    /// The queues that receive and those that send; one each for a driver that doesn't say.
+    fn channels(&self) -> (u32, u32) {
         let mut channels = Channels { cmd: GET_CHANNELS, max: [0; 4], rx: 0, tx: 0, other: 0, combined: 0 };
-        let mut request = self.request();
+        let mut request = Self::request(&self.name);
         request.ifr_ifru.ifru_data = (&raw mut channels).cast();
         // SAFETY: the request reads the command and fills `struct ethtool_channels`, which is what it is pointed at.
         let done = unsafe { libc::ioctl(self.asked_by.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
-        if done == 0 { channels.rx.max(channels.combined).max(1) } else { 1 }
+        let of = |alone: u32| if done == 0 { alone.max(channels.combined).max(1) } else { 1 };
+        (of(channels.rx), of(channels.tx))
     }
 
     /// Whether it is up. `None` if it is gone.
     pub(crate) fn is_up(&self) -> Option<bool> {
-        if netdevice::name_to_index(&self.asked_by, &self.name) != Ok(self.index) {
-            return None;
-        }
-        let flags = self.ask(libc::SIOCGIFFLAGS as _).ok()?;
+        // It may have another name by now.
+        let name = netdevice::index_to_name(&self.asked_by, self.index).ok()?;
+        let flags = self.ask_of(&name, libc::SIOCGIFFLAGS as _).ok()?;
         // SAFETY: this is the part that the request fills, and any bytes are a value of it.
         Some(i32::from(unsafe { flags.ifr_ifru.ifru_flags }) & libc::IFF_UP != 0)
     }
@@ -170,7 +184,7 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-fn missing(name: &str) -> Error {
+pub(crate) fn missing(name: &str) -> Error {
     Error::Unavailable { what: format!("there is no interface {name}"), next: "`ip link` lists them" }
 }
 
@@ -190,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_that_is_none() {
+    fn other_names_are_refused() {
         for name in ["", "no-such-one", "a-name-that-is-much-too-long", "lo"] {
             assert!(matches!(Interface::find(name), Err(Error::Unavailable { .. })), "{name}");
         }

@@ -10,12 +10,14 @@ use crate::Error;
 use crate::counts::{Counts, Dropped, Kernel, Report};
 use crate::echo::Echo;
 use crate::generate;
-use crate::port::{Packet, Pages, Port, Rings};
+use crate::port::{Held, Packet, Pages, Port, Rings};
 use crate::umem::{Closed, Socket, Umem};
 
 /// The longest sleep, after which a lane looks whether it is to end.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 const SHORT_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
+/// How long to wait for packets that were sent, in the end.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Packets that are made at once.
 const BURST: u32 = 64;
 
@@ -42,6 +44,20 @@ pub(crate) struct Generate {
     pub(crate) made: u64,
 }
 
+impl Generate {
+    /// The packets that are to be made now. What was missed for longer than a tenth of a second is not made up for.
+    fn due(&mut self) -> u64 {
+        let Some(rate) = self.rate else { return u64::MAX };
+        let made = self.made as f64;
+        let due = self.since.elapsed().as_secs_f64() * rate - made;
+        let most = (rate / 10.0).max(1.0);
+        if due > most {
+            self.since += Duration::from_secs_f64((due - most) / rate);
+        }
+        due.clamp(0.0, most) as u64
+    }
+}
+
 pub(crate) struct Lane<S: Source<Item = Page>> {
     pages: Pages<S>,
     ports: Vec<Port<S>>,
@@ -50,6 +66,10 @@ pub(crate) struct Lane<S: Source<Item = Page>> {
     is_receiving: bool,
     job: Job,
     counts: Counts,
+    /// Whether no interface was down when it last sent.
+    can_send: bool,
+    /// Since when all packets are made and sent.
+    made: Option<Instant>,
 }
 
 impl<S: Source<Item = Page>> Lane<S> {
@@ -62,6 +82,8 @@ impl<S: Source<Item = Page>> Lane<S> {
             is_receiving: !matches!(job, Job::Generate(_)),
             job,
             counts: Counts::default(),
+            can_send: true,
+            made: None,
         }
     }
 
@@ -71,14 +93,24 @@ impl<S: Source<Item = Page>> Lane<S> {
         self
     }
 
-    /// Moves what there is to move, up to 64 packets of each port. Returns whether there was anything.
+    /// Fills the fill rings, as far as there are pages.
+    pub(crate) fn fill(&mut self) -> Result<(), Error> {
+        for port in self.ports.iter_mut().filter(|_| self.is_receiving) {
+            while port.refill(&mut self.pages, &mut self.counts)? {}
+        }
+        Ok(())
+    }
+
+    /// Moves what there is to move, and receives up to 64 packets of each port. Returns whether there was anything.
     pub(crate) fn turn(&mut self) -> Result<bool, Error> {
         let mut has_worked = false;
         for at in 0..self.ports.len() {
-            has_worked |= self.ports[at].complete(&mut self.pages, &mut self.counts)?;
+            while self.ports[at].complete(&mut self.pages, &mut self.counts)? {
+                has_worked = true;
+            }
             if self.is_receiving {
-                self.ports[at].refill(&mut self.pages, &mut self.counts)?;
                 has_worked |= self.receive(at)?;
+                has_worked |= self.ports[at].refill(&mut self.pages, &mut self.counts)?;
                 if self.ports[at].is_receiver_asleep() {
                     self.sockets[at].wake_receiver();
                 }
@@ -87,12 +119,16 @@ impl<S: Source<Item = Page>> Lane<S> {
         if matches!(self.job, Job::Generate(_)) {
             has_worked |= self.generate()?;
         }
+        self.can_send = true;
         for (port, socket) in self.ports.iter_mut().zip(&self.sockets) {
-            if port.end_sending() {
-                let before = port.unsent();
-                socket.wake_sender()?;
+            let mut unsent = port.end_sending();
+            while unsent > 0 && port.is_sender_asleep() {
+                self.can_send &= socket.wake_sender()?;
                 // It sends a few at a time.
-                has_worked |= port.unsent() < before;
+                if port.unsent() >= unsent {
+                    break;
+                }
+                (unsent, has_worked) = (port.unsent(), true);
             }
         }
         Ok(has_worked)
@@ -130,10 +166,11 @@ impl<S: Source<Item = Page>> Lane<S> {
     fn generate(&mut self) -> Result<bool, Error> {
         let Job::Generate(job) = &mut self.job else { return Ok(false) };
         let mut has_worked = false;
+        // Each time another port is the first, which gets what is due.
+        self.ports.rotate_left(1);
+        self.sockets.rotate_left(1);
         for port in &mut self.ports {
-            let due = job
-                .rate
-                .map_or(u64::MAX, |rate| ((job.since.elapsed().as_secs_f64() * rate) as u64).saturating_sub(job.made));
+            let due = job.due();
             let count = port.room(BURST)?.min(BURST).min(u32::try_from(due.min(job.left)).unwrap_or(u32::MAX));
             for _ in 0..count {
                 let Ok(page) = self.pages.pool.alloc(Gfp::NOWAIT | Gfp::NOWARN) else {
@@ -151,9 +188,14 @@ impl<S: Source<Item = Page>> Lane<S> {
         Ok(has_worked)
     }
 
-    /// Whether there is nothing left to do, ever.
-    pub(crate) fn is_done(&self) -> bool {
-        matches!(&self.job, Job::Generate(job) if job.left == 0) && self.ports.iter().all(|port| port.unsent() == 0)
+    /// Whether there is nothing left to do, ever. Packets that were sent come back a little later.
+    pub(crate) fn is_done(&mut self) -> bool {
+        let is_made = matches!(&self.job, Job::Generate(job) if job.left == 0);
+        if !is_made || self.ports.iter().any(|port| port.unsent() > 0) {
+            return false;
+        }
+        let since = *self.made.get_or_insert_with(Instant::now);
+        self.counts.completed >= self.counts.sent || since.elapsed() > PATIENCE
     }
 
     /// Sleeps until something can be done, or for a moment.
@@ -163,15 +205,11 @@ impl<S: Source<Item = Page>> Lane<S> {
             return Ok(());
         }
         // A send ring that does not empty is looked at again soon; nothing wakes its sender.
-        let nap = if self.ports.iter().all(|port| port.unsent() == 0) { NAP } else { SHORT_NAP };
+        let is_sending = self.can_send && self.ports.iter().any(|port| port.unsent() > 0);
+        let nap = if is_sending { SHORT_NAP } else { NAP };
         let of = |socket| PollFd::from_borrowed_fd(Socket::as_fd(socket), PollFlags::IN);
         let mut sockets: Vec<PollFd<'_>> = self.sockets.iter().map(of).collect();
         match poll(&mut sockets, Some(&nap)) {
-            // A socket whose interface is down is always ready, and has nothing.
-            Ok(_) if sockets.iter().any(|socket| socket.revents().contains(PollFlags::ERR)) => {
-                std::thread::sleep(Duration::from_millis(50));
-                Ok(())
-            }
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(errno) => Err(Error::io("waiting for packets", io::Error::from(errno))),
         }
@@ -193,14 +231,28 @@ impl<S: Source<Item = Page>> Lane<S> {
         Ok(kernel)
     }
 
-    /// Takes the sockets, which are to be closed; what is left is ended afterwards.
-    pub(crate) fn take_sockets(&mut self) -> Vec<Socket> {
-        std::mem::take(&mut self.sockets)
+    /// The socket of a port.
+    pub(crate) fn socket(&self, at: usize) -> &Socket {
+        &self.sockets[at]
     }
 
+    /// Ends it: the sockets are to be closed, and then the rest is ended.
+    pub(crate) fn split(self) -> (Vec<(Socket, Rings)>, Rest<S>) {
+        let (rings, held): (Vec<_>, Vec<_>) = self.ports.into_iter().map(Port::split).unzip();
+        (self.sockets.into_iter().zip(rings).collect(), Rest { held, pool: self.pages.pool })
+    }
+}
+
+/// What is left of a lane when its sockets are closed.
+pub(crate) struct Rest<S: Source<Item = Page>> {
+    held: Vec<Held<S>>,
+    pool: PagePool<S>,
+}
+
+impl<S: Source<Item = Page>> Rest<S> {
     /// Gives all pages back. Returns how many pages of the pool are still out then: none, unless one was lost.
     pub(crate) fn end(self, closed: &Closed) -> usize {
-        self.ports.into_iter().for_each(|port| port.end(closed));
-        self.pages.pool.in_flight()
+        self.held.into_iter().for_each(|held| held.end(closed));
+        self.pool.in_flight()
     }
 }

@@ -1,5 +1,7 @@
 //! Receivers to be measured: the lane of `pagemill xdp drop` with several ways to get its pages, and what is written without
 //! a pool: a bare loop with a private list of frames.
+use std::mem::ManuallyDrop;
+
 use pagemill::{Allocator, Bulk, Error as MemoryError, Exact, Gfp, Page, PageList, PageSource, Source};
 
 use crate::Error;
@@ -51,8 +53,8 @@ pub trait Receiver: Send {
     /// The system's.
     fn dropped(&self) -> Result<u64, Error>;
 
-    /// Closes it. Returns how many pages were lost: none.
-    fn end(self: Box<Self>) -> usize;
+    /// Closes it. Returns how many pages were lost, which is 0; `None` where the card may still write to them (zero copy).
+    fn end(self: Box<Self>) -> Option<usize>;
 }
 
 /// Opens a receiver, with the program in the driver.
@@ -63,9 +65,9 @@ pub fn receiver(interface: &Interface, refill: Refill) -> Result<Box<dyn Receive
     let mut umem = Umem::new(PAGES)?;
     let attached = Attached::new(interface, Mode::Native, &mut |_| {})?;
     let (socket, rings) = umem.open(interface, 0, Shape { ring: RING, is_generic: false }, &mut |_| {})?;
-    attached.give(0, &socket)?;
     let allocator = umem.allocator().clone();
     let source = PageSource::pages(&allocator);
+    attached.give(0, &socket)?;
     Ok(match refill {
         Refill::PrivateList => Box::new(Bare::new(umem, attached, socket, rings)?),
         Refill::Single { is_recycling } => pooled(umem, attached, socket, rings, Singly(source), is_recycling),
@@ -140,13 +142,11 @@ impl<S: Source<Item = Page> + Send + Sync> Receiver for Pooled<S> {
     fn dropped(&self) -> Result<u64, Error> {
         self.lane.kernel().map(|kernel| kernel.all_dropped())
     }
-    fn end(self: Box<Self>) -> usize {
-        let Self { mut lane, attached, mut umem } = *self;
+    fn end(self: Box<Self>) -> Option<usize> {
+        let Self { lane, attached, mut umem } = *self;
         drop(attached);
-        match umem.close(lane.take_sockets()) {
-            Some(closed) => lane.end(&closed),
-            None => usize::MAX,
-        }
+        let (sockets, rest) = lane.split();
+        umem.close(sockets).map(|closed| rest.end(&closed))
     }
 }
 
@@ -157,10 +157,10 @@ struct Bare {
     received: u64,
     received_bytes: u64,
     socket: Socket,
-    _attached: Attached,
-    /// The frames' pages. They outlive the socket, which is dropped before them.
-    _pages: Vec<Option<Page>>,
-    _umem: Umem,
+    attached: Attached,
+    /// The frames' pages. They go back when the socket is closed, and else are lost.
+    pages: ManuallyDrop<Vec<Option<Page>>>,
+    umem: Umem,
 }
 
 impl Bare {
@@ -170,20 +170,14 @@ impl Bare {
         umem.allocator().alloc_pages_bulk_array(request, &mut pages).map_err(Error::Exhausted)?;
         let base = umem.base();
         let free = pages.iter().flatten().map(|page| (page.addr() - base) as u64).collect();
-        let (received, received_bytes) = (0, 0);
-        Ok(Self { rings, free, received, received_bytes, socket, _attached: attached, _pages: pages, _umem: umem })
+        let (received, received_bytes, pages) = (0, 0, ManuallyDrop::new(pages));
+        Ok(Self { rings, free, received, received_bytes, socket, attached, pages, umem })
     }
 }
 
 impl Receiver for Bare {
     fn turn(&mut self) -> Result<u64, Error> {
         let Self { rings, free, .. } = self;
-        if rings.fill.room(BATCH)? >= BATCH && free.len() >= BATCH as usize {
-            for frame in free.drain(free.len() - BATCH as usize..) {
-                rings.fill.push(frame);
-            }
-            rings.fill.publish();
-        }
         let ready = rings.rx.ready()?.min(BATCH);
         for _ in 0..ready {
             let Some(packet) = rings.rx.pop() else { break };
@@ -193,6 +187,12 @@ impl Receiver for Bare {
         }
         if ready > 0 {
             rings.rx.publish();
+        }
+        if rings.fill.room(BATCH)? >= BATCH && free.len() >= BATCH as usize {
+            for frame in free.drain(free.len() - BATCH as usize..) {
+                rings.fill.push(frame);
+            }
+            rings.fill.publish();
         }
         if rings.fill.wants_wakeup() {
             self.socket.wake_receiver();
@@ -204,7 +204,10 @@ impl Receiver for Bare {
         kernel.add(&self.socket.statistics()?);
         Ok(kernel.all_dropped())
     }
-    fn end(self: Box<Self>) -> usize {
-        0
+    fn end(self: Box<Self>) -> Option<usize> {
+        let Self { rings, socket, attached, pages, mut umem, .. } = *self;
+        drop(attached);
+        umem.close(vec![(socket, rings)]).map(|_| drop(ManuallyDrop::into_inner(pages)))?;
+        umem.allocator().validate().ok().map(|census| census.handed_out)
     }
 }

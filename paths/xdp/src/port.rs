@@ -83,6 +83,18 @@ pub(crate) struct Port<S: Source<Item = Page>> {
     sent: Frames<S>,
     /// Where in its page each packet begins that is being sent.
     starts: Box<[u16]>,
+    /// Whether the rest of a packet in several parts is still to come.
+    is_in_parts: bool,
+}
+
+/// The pages that the kernel has of a port that is being closed.
+pub(crate) struct Held<S: Source<Item = Page>>([Frames<S>; 2]);
+
+impl<S: Source<Item = Page>> Held<S> {
+    /// Gives all back, when the kernel uses them no more.
+    pub(crate) fn end(self, closed: &Closed) {
+        self.0.into_iter().for_each(|frames| frames.end(closed));
+    }
 }
 
 impl<S: Source<Item = Page>> Port<S> {
@@ -93,15 +105,17 @@ impl<S: Source<Item = Page>> Port<S> {
             filled: Frames::new(base, frames),
             sent: Frames::new(base, frames),
             starts: vec![0; frames].into_boxed_slice(),
+            is_in_parts: false,
         }
     }
 
-    /// Fills the fill ring with pages of the pool.
+    /// Puts 64 pages of the pool into the fill ring, if it has room for them. Returns whether it put any.
     pub(crate) fn refill(&mut self, pages: &mut Pages<S>, counts: &mut Counts) -> Result<bool, Error> {
         let fill = &mut self.rings.fill;
         if fill.room(BATCH)? < BATCH {
             return Ok(false);
         }
+        let mut has_any = false;
         for _ in 0..BATCH {
             let page = match pages.pool.alloc(Gfp::NOWAIT | Gfp::NOWARN) {
                 Ok(page) => page,
@@ -112,9 +126,10 @@ impl<S: Source<Item = Page>> Port<S> {
                 Err(error) => return Err(Error::Exhausted(error)),
             };
             fill.push(self.filled.put(page)?);
+            has_any = true;
         }
         fill.publish();
-        Ok(true)
+        Ok(has_any)
     }
 
     /// Takes back up to 64 packets that were sent. Returns whether there were any.
@@ -161,7 +176,10 @@ impl<S: Source<Item = Page>> Port<S> {
                 return None;
             }
         };
-        if len as usize > PAGE_SIZE - start || options != 0 {
+        // The last part says that nothing follows, as a whole packet does.
+        let is_part = options != 0 || self.is_in_parts;
+        self.is_in_parts = options != 0;
+        if len == 0 || len as usize > PAGE_SIZE - start || is_part {
             // The page is back all the same: its pool's ring takes it.
             counts.drop(Dropped::BadLength);
             drop(page);
@@ -199,10 +217,15 @@ impl<S: Source<Item = Page>> Port<S> {
         self.rings.tx.room(wanted)
     }
 
-    /// Shows the kernel what [`send`](Self::send) wrote. Returns whether it has to be woken.
-    pub(crate) fn end_sending(&mut self) -> bool {
+    /// Shows the kernel what [`send`](Self::send) wrote. Returns how much of it is not sent yet.
+    pub(crate) fn end_sending(&mut self) -> u32 {
         self.rings.tx.publish();
-        self.rings.tx.pending() > 0 && self.rings.tx.wants_wakeup()
+        self.rings.tx.pending()
+    }
+
+    /// Whether the kernel has to be woken to see the send ring.
+    pub(crate) fn is_sender_asleep(&self) -> bool {
+        self.rings.tx.wants_wakeup()
     }
 
     /// Whether the kernel has to be woken to see the fill ring.
@@ -221,10 +244,9 @@ impl<S: Source<Item = Page>> Port<S> {
         [self.filled.len(), self.sent.len()]
     }
 
-    /// Gives all pages back, when the kernel uses them no more.
-    pub(crate) fn end(self, closed: &Closed) {
-        self.filled.end(closed);
-        self.sent.end(closed);
+    /// Ends it: the rings are to be closed, and then what the kernel has of it goes back.
+    pub(crate) fn split(self) -> (Rings, Held<S>) {
+        (self.rings, Held([self.filled, self.sent]))
     }
 }
 

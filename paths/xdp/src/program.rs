@@ -173,7 +173,7 @@ impl Attached {
     /// Attaches the program. Packets go on to the kernel until there is a socket for their queue.
     pub(crate) fn new(interface: &Interface, mode: Mode, notice: &mut dyn FnMut(&str)) -> Result<Self, Error> {
         let name = &interface.name;
-        let mut attr = MapCreate { map_type: XSKMAP, key_size: 4, value_size: 4, max_entries: interface.queues };
+        let mut attr = MapCreate { map_type: XSKMAP, key_size: 4, value_size: 4, max_entries: interface.receives };
         // SAFETY: it points at nothing.
         let map = unsafe { bpf(MAP_CREATE, &mut attr) }.map(owned).map_err(|error| refusal("its map", error))?;
         let program =
@@ -238,7 +238,7 @@ fn unattached(interface: &Interface, error: io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::EBUSY | libc::EEXIST) => unavailable(
             format!("{name} has a program already"),
-            "end the program that attached it (`bpftool net` names it), or detach it: ip link set DEV xdp off",
+            "end the program that attached it (`bpftool net` shows it); what `ip link` attached goes with: ip link set DEV xdp off",
         ),
         Some(libc::ERANGE) => unavailable(
             format!("the driver of {name} takes no program: packets of {mtu} bytes, or its peer's, are too large"),

@@ -118,13 +118,15 @@ pub(crate) struct Give<T: Entry> {
     next: u32,
     /// Slots that are free, as far as this end knows.
     room: u32,
+    /// What the other end has been shown.
+    shown: u32,
 }
 
 impl<T: Entry> Give<T> {
     pub(crate) fn map(fd: impl AsFd, offset: u64, at: XdpRingOffset, size: u32) -> Result<Self, Error> {
         let ring = Ring::map(fd, offset, at, size)?;
         let next = ring.producer().load(Relaxed);
-        Ok(Self { ring, next, room: 0 })
+        Ok(Self { ring, next, room: 0, shown: next })
     }
 
     /// The number of free slots; at least `wanted` if there are so many.
@@ -153,9 +155,13 @@ impl<T: Entry> Give<T> {
 
     /// Shows the other end what was pushed.
     #[inline]
-    pub(crate) fn publish(&self) {
-        // Release: the slots are written.
-        self.ring.producer().store(self.next, Release);
+    pub(crate) fn publish(&mut self) {
+        // No store for nothing: the other end's processor has the line.
+        if self.shown != self.next {
+            // Release: the slots are written.
+            self.ring.producer().store(self.next, Release);
+            self.shown = self.next;
+        }
     }
 
     /// The number of entries that the other end has not taken.

@@ -1,7 +1,8 @@
 //! From interfaces to lanes: opens everything, starts the threads, reports while they run, and closes everything in order.
-use std::io::{self, Write};
+use std::collections::VecDeque;
+use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -9,9 +10,10 @@ use std::time::{Duration, Instant};
 use pagemill::{PAGE_SIZE, Page, PageSource};
 
 use crate::Error;
+use crate::commands::output;
 use crate::commands::signals::Stop;
 use crate::counts::{Pool, Report};
-use crate::interface::Interface;
+use crate::interface::{Interface, missing};
 use crate::lane::{Job, Lane};
 use crate::port::Rings;
 use crate::program::{Attached, Mode};
@@ -21,15 +23,17 @@ type PageLane = Lane<PageSource<Page>>;
 
 /// What the kernel leaves free in front of a packet, in bytes (`XDP_PACKET_HEADROOM`).
 const HEADROOM: usize = 256;
+/// How long signals, the end of lanes and interfaces are not looked at.
+const NAP: Duration = Duration::from_millis(50);
 
 /// How everything is set up.
 pub(crate) struct Settings {
     pub(crate) mode: Mode,
     /// Slots of each ring.
     pub(crate) ring: u32,
-    /// The UMEM in MiB; twice what the rings hold, without.
+    /// The UMEM in MiB; else two pages for each slot of a ring and socket.
     pub(crate) memory: Option<u32>,
-    /// The queues, of each interface; all that there are, without.
+    /// The queues, of each interface; else all.
     pub(crate) queues: Option<Vec<u32>>,
     /// Threads, at most.
     pub(crate) threads: usize,
@@ -40,14 +44,31 @@ pub(crate) struct Settings {
     pub(crate) is_json: bool,
 }
 
+/// What queues are used for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    Receive,
+    Send,
+    Both,
+}
+
+/// A socket, and the queue that it is bound to.
+struct Bound {
+    /// The interface's number.
+    interface: usize,
+    queue: u32,
+    socket: Socket,
+    rings: Rings,
+}
+
 /// Interfaces with their sockets, ready to run.
 pub(crate) struct Opened {
     umem: Umem,
     interfaces: Vec<Interface>,
-    /// The program on each interface that receives.
+    /// The program on each interface, if they receive.
     attached: Vec<Attached>,
-    /// Sockets of each thread, with the number of their interface.
-    lanes: Vec<Vec<(usize, Socket, Rings)>>,
+    /// The sockets of each thread.
+    lanes: Vec<Vec<Bound>>,
 }
 
 impl Opened {
@@ -57,88 +78,92 @@ impl Opened {
     }
 }
 
-/// Opens sockets for the queues of these interfaces, and spreads them over threads.
+/// Opens sockets for the queues of these interfaces, and spreads them over threads. No packet comes to them yet.
 pub(crate) fn open(
-    mut interfaces: Vec<Interface>,
+    interfaces: Vec<Interface>,
     settings: &Settings,
-    is_receiving: bool,
+    what_for: Use,
     notice: &mut dyn FnMut(&str),
 ) -> Result<Opened, Error> {
-    let queues: Vec<Vec<u32>> = interfaces.iter().map(|of| queues_of(of, settings)).collect::<Result<_, _>>()?;
+    let queues: Vec<_> = interfaces.iter().map(|of| queues_of(of, settings, what_for)).collect::<Result<_, _>>()?;
+    for interface in &interfaces {
+        if !interface.is_up().ok_or_else(|| missing(&interface.name))? {
+            let what = format!("{} is down", interface.name);
+            return Err(Error::Unavailable { what, next: "ip link set DEV up" });
+        }
+    }
+    let mut attached = Vec::new();
+    for interface in interfaces.iter().filter(|_| what_for != Use::Send) {
+        attached.push(Attached::new(interface, settings.mode, notice)?);
+        let (name, mtu, largest) = (&interface.name, interface.mtu, PAGE_SIZE - HEADROOM - 14);
+        if mtu > largest {
+            notice(&format!(
+                "{name} has an MTU of {mtu}: what does not fit a page is dropped; an MTU of {largest} fits"
+            ));
+        }
+    }
     let sockets = queues.iter().map(Vec::len).sum::<usize>();
-    // Full rings for receiving and for sending, and what the pools keep.
     let pages = sockets * (2 * settings.ring as usize + 512) + 1024;
     let pages = settings.memory.map_or(pages, |mib| mib as usize * ((1 << 20) / PAGE_SIZE));
     let threads = queues.iter().map(Vec::len).min().unwrap_or(1).min(settings.threads).max(1);
-    let mut opened =
-        Opened { umem: Umem::new(pages)?, interfaces: Vec::new(), attached: Vec::new(), lanes: Vec::new() };
-    opened.lanes.resize_with(threads, Vec::new);
-    for (number, (interface, queues)) in interfaces.iter_mut().zip(&queues).enumerate() {
-        match interface.is_up() {
-            Some(true) => {}
-            _ => {
-                let what = format!("{} is down", interface.name);
-                return Err(Error::Unavailable { what, next: "ip link set DEV up" });
-            }
-        }
-        let mut is_generic = settings.mode == Mode::Generic;
-        if is_receiving {
-            let attached = Attached::new(interface, settings.mode, notice)?;
-            is_generic = attached.is_generic;
-            opened.attached.push(attached);
-            let largest = PAGE_SIZE - HEADROOM - 14;
-            if interface.mtu > largest {
-                let (name, mtu) = (&interface.name, interface.mtu);
-                notice(&format!(
-                    "{name} has an MTU of {mtu}: what does not fit a page is dropped; an MTU of {largest} fits"
-                ));
-            }
-        }
-        let shape = Shape { ring: settings.ring, is_generic };
+    let (mut umem, mut lanes) = (Umem::new(pages)?, Vec::new());
+    lanes.resize_with(threads, Vec::new);
+    // How the first socket gets its packets, all others do.
+    let is_generic = settings.mode == Mode::Generic || attached.iter().any(|of: &Attached| of.is_generic);
+    for (number, (interface, queues)) in interfaces.iter().zip(&queues).enumerate() {
         for (at, &queue) in queues.iter().enumerate() {
-            let (socket, rings) = opened.umem.open(interface, queue, shape, notice)?;
-            if let Some(attached) = opened.attached.get(number) {
-                attached.give(queue, &socket)?;
-            }
-            let how = match opened.attached.get(number) {
+            let shape = Shape { ring: settings.ring, is_generic };
+            let (socket, rings) = umem.open(interface, queue, shape, notice)?;
+            let how = match attached.get(number) {
                 Some(attached) if attached.is_generic => "generic mode, ",
                 Some(_) => "native mode, ",
                 None => "",
             };
             let copied = if socket.is_zero_copy() { "zero copy" } else { "copied" };
             notice(&format!("{} queue {queue}: {how}{copied}", interface.name));
-            opened.lanes[at % threads].push((number, socket, rings));
+            lanes[at % threads].push(Bound { interface: number, queue, socket, rings });
         }
     }
-    opened.interfaces = interfaces;
-    Ok(opened)
+    Ok(Opened { umem, interfaces, attached, lanes })
 }
 
-fn queues_of(interface: &Interface, settings: &Settings) -> Result<Vec<u32>, Error> {
-    let Some(queues) = &settings.queues else { return Ok((0..interface.queues).collect()) };
-    match queues.iter().find(|&&queue| queue >= interface.queues) {
-        Some(queue) => {
-            let (name, count) = (&interface.name, interface.queues);
-            Err(Error::Request(format!("{name} has no queue {queue}: it has {count}, from 0 (ethtool -l {name})")))
-        }
-        None => Ok(queues.clone()),
+fn queues_of(interface: &Interface, settings: &Settings, what_for: Use) -> Result<Vec<u32>, Error> {
+    let Interface { name, receives, sends, .. } = interface;
+    let count = match what_for {
+        Use::Receive | Use::Both => *receives,
+        Use::Send => *sends,
+    };
+    let queues = settings.queues.clone().unwrap_or_else(|| (0..count).collect());
+    if let Some(queue) = queues.iter().find(|&&queue| queue >= count) {
+        return Err(Error::Request(format!("{name} has no queue {queue}: it has {count}, from 0 (ethtool -l {name})")));
     }
+    if what_for == Use::Both && queues.iter().any(|queue| queue >= sends) {
+        let what =
+            format!("{name} receives on {receives} queues and sends on {sends}, so some packets could not be sent");
+        return Err(Error::Unavailable { what, next: "make it as many (ethtool -L DEV), or choose with --queues" });
+    }
+    Ok(queues)
 }
 
 /// A lane that runs in a thread.
 struct Running {
     thread: JoinHandle<(PageLane, Result<(), Error>)>,
-    reports: Receiver<Report>,
+    /// Answers, each with the number of its question.
+    reports: Receiver<(u64, Report)>,
 }
 
 /// What all lanes look at.
+#[derive(Default)]
 struct Control {
     /// The number of the report that is asked for; the largest number asks for the end.
     asked: AtomicU64,
+    /// Lanes that have nothing left to do, ever.
+    done: AtomicUsize,
 }
 const END: u64 = u64::MAX;
 
-/// Runs until a signal comes, the time is over, the jobs are done or something fails. Returns what there is to say in the end.
+/// Runs until a signal comes, the time is over, the jobs are done or something fails. Returns the last words. `job` gets the
+/// number of a lane, and the interface of each of its ports.
 pub(crate) fn run(
     mut opened: Opened,
     settings: &Settings,
@@ -146,52 +171,97 @@ pub(crate) fn run(
     notice: &mut dyn FnMut(&str),
 ) -> Result<String, Error> {
     let stop = Stop::watch()?;
-    let control = Arc::new(Control { asked: AtomicU64::new(0) });
-    let mut running = Vec::new();
-    for (number, ports) in std::mem::take(&mut opened.lanes).into_iter().enumerate() {
-        let interfaces: Vec<usize> = ports.iter().map(|(of, ..)| *of).collect();
-        let sockets = ports.into_iter().map(|(_, socket, rings)| (socket, rings)).collect();
+    let mut lanes = VecDeque::new();
+    let mut failed = Ok(());
+    for (number, bound) in std::mem::take(&mut opened.lanes).into_iter().enumerate() {
+        let ports: Vec<_> = bound.iter().map(|of| (of.interface, of.queue)).collect();
+        let interfaces: Vec<usize> = ports.iter().map(|(of, _)| *of).collect();
+        let sockets = bound.into_iter().map(|of| (of.socket, of.rings)).collect();
         let source = PageSource::pages(opened.umem.allocator());
-        let lane = Lane::new(&opened.umem, source, sockets, job(number, &interfaces));
-        running.push(start(lane, Arc::clone(&control))?);
+        let mut lane = Lane::new(&opened.umem, source, sockets, job(number, &interfaces));
+        failed = failed.and_then(|()| lane.fill());
+        lanes.push_back((lane, ports));
     }
-    notice("ready");
+    // All rings are full: from here on packets come.
+    for (lane, ports) in &lanes {
+        for (at, (interface, queue)) in ports.iter().enumerate() {
+            if let Some(attached) = opened.attached.get(*interface) {
+                failed = failed.and_then(|()| attached.give(*queue, lane.socket(at)));
+            }
+        }
+    }
+    let (control, mut running, mut ended) = (Arc::new(Control::default()), Vec::new(), Vec::new());
+    while let Some((lane, _)) = lanes.pop_front() {
+        match failed {
+            Ok(()) => match start(lane, &control) {
+                Ok(lane) => running.push(lane),
+                Err(error) => failed = Err(error),
+            },
+            Err(_) => ended.push(lane),
+        }
+    }
     let since = Instant::now();
-    let watched = watch(&opened, settings, &running, &control, &stop, notice);
+    if failed.is_ok() {
+        notice("ready");
+        failed = watch(&opened, settings, &running, &control, &stop, notice);
+    }
     let seconds = since.elapsed().as_secs_f64();
     // Relaxed: the lanes read nothing else because of it.
     control.asked.store(END, Relaxed);
-    close(opened, running, watched, seconds, settings)
+    for lane in running {
+        match lane.thread.join() {
+            Ok((lane, done)) => {
+                ended.push(lane);
+                failed = failed.and(done);
+            }
+            Err(_) => failed = failed.and(Err(Error::Fault("a thread panicked, so its pages are lost".to_owned()))),
+        }
+    }
+    let text = close(opened, ended, seconds, settings);
+    match failed {
+        Ok(()) => Ok(text),
+        Err(error) => {
+            output::last_words(&text, &stop);
+            Err(error)
+        }
+    }
 }
 
-fn start(mut lane: PageLane, control: Arc<Control>) -> Result<Running, Error> {
+fn start(mut lane: PageLane, control: &Arc<Control>) -> Result<Running, Error> {
     let (sender, reports) = channel();
+    let control = Arc::clone(control);
     let work = move || {
         let done = work(&mut lane, &control, &sender);
         (lane, done)
     };
+    // If there is no thread, the lane is dropped, and its pages are lost: the program ends.
     let thread = thread::Builder::new().name("lane".to_owned()).spawn(work);
     Ok(Running { thread: thread.map_err(|error| Error::io("a thread cannot be started", error))?, reports })
 }
 
-fn work(lane: &mut PageLane, control: &Control, reports: &Sender<Report>) -> Result<(), Error> {
-    let mut answered = 0;
-    while !lane.is_done() {
+fn work(lane: &mut PageLane, control: &Control, reports: &Sender<(u64, Report)>) -> Result<(), Error> {
+    let (mut answered, mut is_done) = (0, false);
+    loop {
         // Relaxed: only the number itself is read.
         let asked = control.asked.load(Relaxed);
         if asked == END {
-            break;
+            return Ok(());
         }
         if asked != answered {
             answered = asked;
             // Nobody listens in the end.
-            let _ = reports.send(lane.report()?);
+            let _ = reports.send((asked, lane.report()?));
         }
-        if !lane.turn()? {
+        if is_done {
+            thread::sleep(Duration::from_millis(5));
+        } else if lane.is_done() {
+            is_done = true;
+            // Relaxed: as above.
+            control.done.fetch_add(1, Relaxed);
+        } else if !lane.turn()? {
             lane.sleep()?;
         }
     }
-    Ok(())
 }
 
 /// Reports at intervals, and says when an interface goes down, comes up, or is gone.
@@ -203,16 +273,17 @@ fn watch(
     stop: &Stop,
     notice: &mut dyn FnMut(&str),
 ) -> Result<(), Error> {
-    let (start, mut last) = (Instant::now(), Report::default());
-    let mut were_up = vec![true; opened.interfaces.len()];
-    for number in 1.. {
-        let tick = start + settings.interval * number;
-        let end = settings.time.map_or(tick, |time| tick.min(start + time));
-        while Instant::now() < end {
-            if stop.check().is_err() || running.iter().any(|lane| lane.thread.is_finished()) {
-                return stop.check();
-            }
-            thread::sleep(end.saturating_duration_since(Instant::now()).min(Duration::from_millis(50)));
+    let start = Instant::now();
+    let (mut next, mut last) = (start + settings.interval, (start, Report::default()));
+    let (mut were_up, mut reports) = (vec![true; opened.interfaces.len()], vec![Report::default(); running.len()]);
+    let mut number = 0;
+    loop {
+        stop.check()?;
+        let is_over = settings.time.is_some_and(|time| start.elapsed() >= time);
+        // Relaxed: only the number itself is read.
+        let are_done = control.done.load(Relaxed) == running.len();
+        if is_over || are_done || running.iter().any(|lane| lane.thread.is_finished()) {
+            return Ok(());
         }
         for (interface, was_up) in opened.interfaces.iter().zip(&mut were_up) {
             let name = &interface.name;
@@ -222,92 +293,68 @@ fn watch(
                 *was_up = is_up;
             }
         }
-        if settings.time.is_some_and(|time| start.elapsed() >= time) {
-            return Ok(());
-        }
-        control.asked.store(u64::from(number), Relaxed);
-        let mut report = Report::default();
-        for lane in running {
-            match lane.reports.recv_timeout(Duration::from_secs(1)) {
-                // The newest, if this one came late.
-                Ok(of) => report.add(&lane.reports.try_iter().last().unwrap_or(of)),
-                Err(RecvTimeoutError::Disconnected) => return stop.check(),
-                // It is busy in a call. What it says later is said later.
-                Err(RecvTimeoutError::Timeout) => {}
+        let now = Instant::now();
+        if now >= next {
+            number += 1;
+            next = (next + settings.interval).max(now);
+            control.asked.store(number, Relaxed);
+            for (lane, report) in running.iter().zip(&mut reports) {
+                *report = answer(lane, number, *report);
             }
+            let mut report = Report::default();
+            reports.iter().for_each(|of| report.add(of));
+            output::line(&shown(&report, &last.1, now - last.0, settings));
+            last = (now, report);
         }
-        say(&report, &last, settings);
-        last = report;
+        let end = settings.time.map_or(next, |time| next.min(start + time));
+        thread::sleep(end.saturating_duration_since(Instant::now()).min(NAP));
     }
-    Ok(())
 }
 
-fn say(report: &Report, last: &Report, settings: &Settings) {
-    let mut out = io::stdout().lock();
-    // Whoever closed the output does not read it: the packets go on.
-    let _ = if settings.is_json {
-        writeln!(out, "{}", serde_json::to_string(report).unwrap_or_default())
-    } else {
-        writeln!(out, "{}", line(report, last, settings.interval))
-    };
+/// A lane's report with this number; its last one if it is long in a call.
+fn answer(lane: &Running, number: u64, mut last: Report) -> Report {
+    loop {
+        match lane.reports.recv_timeout(Duration::from_secs(1)) {
+            Ok((of, report)) if of == number => return report,
+            Ok((_, report)) => last = report,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return last,
+        }
+    }
 }
 
 /// A line of the live counters.
-fn line(report: &Report, last: &Report, interval: Duration) -> String {
+fn shown(report: &Report, last: &Report, passed: Duration, settings: &Settings) -> String {
+    if settings.is_json {
+        return serde_json::to_string(report).unwrap_or_default() + "\n";
+    }
     let (now, before) = (&report.counts, &last.counts);
-    let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / interval.as_secs_f64();
-    let dropped: u64 = report.drops().iter().map(|(count, _)| count).sum();
-    let dropped_before: u64 = last.drops().iter().map(|(count, _)| count).sum();
+    let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / passed.as_secs_f64();
+    let dropped = |of: &Report| of.drops().iter().map(|(count, _)| count).sum::<u64>();
     format!(
-        "in {:>9.0}/s {:>7.1} Mbit/s  out {:>9.0}/s {:>7.1} Mbit/s  dropped {:>9.0}/s",
+        "in {:>9.0}/s {:>7.1} Mbit/s  out {:>9.0}/s {:>7.1} Mbit/s  dropped {:>9.0}/s\n",
         rate(now.received, before.received),
         rate(now.received_bytes, before.received_bytes) * 8e-6,
         rate(now.sent, before.sent),
         rate(now.sent_bytes, before.sent_bytes) * 8e-6,
-        rate(dropped, dropped_before),
+        rate(dropped(report), dropped(last)),
     )
 }
 
-/// Ends the lanes and closes everything: first what the kernel uses, then the pages.
-fn close(
-    mut opened: Opened,
-    running: Vec<Running>,
-    watched: Result<(), Error>,
-    seconds: f64,
-    settings: &Settings,
-) -> Result<String, Error> {
-    let (mut lanes, mut failed) = (Vec::new(), watched.err());
-    for lane in running {
-        match lane.thread.join() {
-            Ok((lane, done)) => {
-                lanes.push(lane);
-                failed = failed.or(done.err());
-            }
-            Err(_) => failed = failed.or(Some(Error::Broken("a thread panicked: its pages are lost".to_owned()))),
-        }
-    }
+/// Closes everything: first what the kernel uses, then the pages. Returns the last words.
+fn close(mut opened: Opened, lanes: Vec<PageLane>, seconds: f64, settings: &Settings) -> String {
     let mut report = Report::default();
     for lane in &lanes {
-        report.add(&lane.report()?);
+        match lane.report() {
+            Ok(of) => report.add(&of),
+            // The kernel's own figures are missing then.
+            Err(_) => report.counts.add(lane.counts()),
+        }
     }
     // Detached first: from here on packets go to the kernel.
     opened.attached.clear();
-    let sockets = lanes.iter_mut().flat_map(Lane::take_sockets).collect();
-    let lost = opened.umem.close(sockets).map(|closed| lanes.into_iter().map(|lane| lane.end(&closed)).sum::<usize>());
-    let text = summary(&report, seconds, lost, settings);
-    match failed {
-        None => Ok(text),
-        Some(error) => {
-            // What was counted is said in any case; whoever closed the output doesn't read it.
-            let _ = io::stdout().write_all(text.as_bytes());
-            Err(error)
-        }
-    }
-}
-
-/// The last words.
-fn summary(report: &Report, seconds: f64, lost: Option<usize>, settings: &Settings) -> String {
-    use std::fmt::Write as _;
+    let (sockets, rest): (Vec<_>, Vec<_>) = lanes.into_iter().map(Lane::split).unzip();
+    let closed = opened.umem.close(sockets.into_iter().flatten().collect());
+    let lost = closed.map(|closed| rest.into_iter().map(|rest| rest.end(&closed)).sum::<usize>());
     if settings.is_json {
         #[derive(serde::Serialize)]
         struct Summary<'a> {
@@ -316,7 +363,7 @@ fn summary(report: &Report, seconds: f64, lost: Option<usize>, settings: &Settin
             #[serde(flatten)]
             report: &'a Report,
         }
-        let summary = Summary { seconds, pages_lost: lost, report };
+        let summary = Summary { seconds, pages_lost: lost, report: &report };
         return serde_json::to_string(&summary).unwrap_or_default() + "\n";
     }
     let counts = &report.counts;
@@ -331,7 +378,7 @@ fn summary(report: &Report, seconds: f64, lost: Option<usize>, settings: &Settin
     let _ = match lost {
         Some(0) => writeln!(text, "all pages came back"),
         Some(pages) => writeln!(text, "{pages} pages did not come back: a fault of this program, please report it"),
-        None => writeln!(text, "a thread failed, so its pages are lost"),
+        None => writeln!(text, "the pages are left to the kernel, which may still use them (zero copy, or a failure)"),
     };
     text
 }

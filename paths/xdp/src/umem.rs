@@ -2,7 +2,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use pagemill::{Allocator, Device, Memory, PAGE_SIZE};
+use pagemill::{Allocator, Device, DeviceError, Memory, PAGE_SIZE};
 use rustix::io::Errno;
 use rustix::net::xdp::{
     SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING,
@@ -25,7 +25,10 @@ pub(crate) struct Umem {
     frames: usize,
     /// With a descriptor of the first socket.
     device: Option<(Device, OwnedFd)>,
+    /// Sockets that are open.
     open: usize,
+    /// Whether one of those that are closed was of zero copy.
+    is_zero_copy: bool,
 }
 
 /// The proof that the kernel uses the UMEM no more.
@@ -54,9 +57,9 @@ impl Umem {
         let allocator = Allocator::builder().memory(Memory::anonymous(pages)).build();
         let allocator = allocator.map_err(|why| Error::Exhausted(why.into()))?;
         let arenas = allocator.arenas();
-        let [arena] = &arenas[..] else { return Err(Error::Broken(format!("{} arenas, not one", arenas.len()))) };
+        let [arena] = &arenas[..] else { return Err(Error::Fault(format!("{} arenas, not one", arenas.len()))) };
         let (base, frames) = (arena.range.start, arena.range.len() / PAGE_SIZE);
-        Ok(Self { allocator, base, frames, device: None, open: 0 })
+        Ok(Self { allocator, base, frames, device: None, open: 0, is_zero_copy: false })
     }
 
     /// The allocator.
@@ -84,7 +87,8 @@ impl Umem {
         if self.device.is_none() {
             let map = pagemill::Umem::new(fd.as_fd(), PAGE_SIZE as u32, 0)?;
             let copy = fd.try_clone().map_err(|error| Error::io("a descriptor cannot be copied", error))?;
-            self.device = Some((Device::new(&self.allocator, map)?, copy));
+            let device = Device::new(&self.allocator, map).map_err(|error| self.unregistered(error))?;
+            self.device = Some((device, copy));
         }
         let rings = rings(fd.as_fd(), shape.ring)?;
         let first = self.device.as_ref().filter(|_| self.open > 0).map(|(_, first)| first.as_fd());
@@ -93,15 +97,30 @@ impl Umem {
         Ok((Socket { fd }, rings))
     }
 
-    /// Closes the sockets. `None` if these are not all: then the kernel may still use the UMEM.
-    pub(crate) fn close(&mut self, sockets: Vec<Socket>) -> Option<Closed> {
-        self.open -= sockets.len();
-        drop(sockets);
+    fn unregistered(&self, error: DeviceError) -> Error {
+        match error {
+            DeviceError::System { errno: libc::ENOBUFS | libc::ENOMEM, .. } => Error::Unavailable {
+                what: format!("the kernel does not lock {} MiB for packets", (self.frames * PAGE_SIZE) >> 20),
+                next: "give less with --memory or --ring, raise the limit (ulimit -l), or have CAP_IPC_LOCK",
+            },
+            error => error.into(),
+        }
+    }
+
+    /// Closes sockets. A mapped ring holds its socket, so the rings go first. `None` if the kernel may still use the UMEM: other
+    /// sockets are open, or the driver wrote to the pages itself (zero copy), which it may do until some time after the end.
+    pub(crate) fn close(&mut self, sockets: Vec<(Socket, Rings)>) -> Option<Closed> {
+        for (socket, rings) in sockets {
+            self.is_zero_copy |= socket.is_zero_copy();
+            drop(rings);
+            drop(socket);
+            self.open -= 1;
+        }
         if self.open > 0 {
             return None;
         }
         self.device = None;
-        Some(Closed(()))
+        (!self.is_zero_copy).then_some(Closed(()))
     }
 }
 
@@ -170,6 +189,10 @@ fn refusal(name: &str, queue: u32, errno: Errno) -> Error {
             format!("the kernel binds no socket to queue {queue} of {name}"),
             "see that there is such a queue (ethtool -l DEV), or choose others with --queues",
         ),
+        Errno::OPNOTSUPP => unavailable(
+            format!("{name} does not do what the other sockets do: zero copy, or a shared UMEM"),
+            "use --mode generic; several queues or interfaces need Linux 5.10",
+        ),
         errno => Error::io(format!("no socket for queue {queue} of {name}"), errno),
     }
 }
@@ -189,7 +212,8 @@ fn no_socket(errno: Errno) -> Error {
 }
 
 impl Socket {
-    /// Has the kernel send what is in the send ring. Returns whether it can: not while the interface is down.
+    /// Has the kernel send what is in the send ring, a part of it at a time. Returns whether it can: not while the interface is
+    /// down.
     pub(crate) fn wake_sender(&self) -> Result<bool, Error> {
         match send(&self.fd, &[], SendFlags::DONTWAIT) {
             // Busy, again: it sends a few at a time. No buffers: a queue below is full; both end by themselves.
@@ -224,5 +248,41 @@ impl Socket {
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+    use super::*;
+
+    const SHAPE: Shape = Shape { ring: 64, is_generic: true };
+
+    /// A mapped ring alone would keep the socket, and with it the queue.
+    #[test]
+    fn what_is_closed_is_closed() {
+        std::thread::spawn(|| {
+            // SAFETY: only this thread's network namespace changes; no descriptors are shared differently.
+            if let Err(errno) = unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
+                return println!("skipped: no network namespace: {errno}; it takes root");
+            }
+            for words in ["link add veth0 type veth peer name veth1", "link set veth0 up"] {
+                assert!(Command::new("ip").args(words.split(' ')).status().unwrap().success(), "{words}");
+            }
+            let interface = Interface::find("veth0").unwrap();
+            let mut umem = Umem::new(256).unwrap();
+            let (socket, rings) = umem.open(&interface, 0, SHAPE, &mut |_| {}).unwrap();
+            assert!(umem.close(Vec::new()).is_none(), "a socket is open");
+            assert!(umem.close(vec![(socket, rings)]).is_some());
+            // Within the time that a queue is tried again.
+            let mut other = Umem::new(256).unwrap();
+            let opened = other.open(&interface, 0, SHAPE, &mut |_| {}).unwrap();
+            assert!(other.close(vec![opened]).is_some());
+        })
+        .join()
+        .unwrap();
     }
 }

@@ -2,9 +2,10 @@
 //! beside a bare loop with a private list of frames.
 //!
 //! Each row has a receiver on a veth pair of its own, in a network namespace that exists as long as the measuring thread. The
-//! kernel sends copies of one packet from the other processor. A record's time is nanoseconds a packet: how long the
-//! packets took, divided by their number. Its processor time is that of the turns that moved packets; turns that found
-//! nothing are not in it, since a receiver that is faster than the sender would only wait more.
+//! kernel sends copies of one packet from the other processor. A record's time is nanoseconds a packet: how long the kernel
+//! took to send them and the receiver to get them, divided by the number that it got. The receiver's own time is that of the
+//! turns that moved packets; turns that found nothing are not in it, since a receiver that is faster than the sender would only
+//! wait more.
 
 mod report;
 
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use pagemill_harness::bars::Limit::{AtLeast, AtMost};
 use pagemill_harness::bars::{Bar, bar, difference, ratio, speed, turns_of};
 use pagemill_harness::record::Record;
-use pagemill_harness::rounds::{CellSamples, Effort, Kind, Sample, Unavailable, in_turns};
+use pagemill_harness::rounds::{CellSamples, Effort, Kind, Rounds, Sample, Unavailable, in_turns};
 use pagemill_harness::{Error, Run, Table, machine};
 use pagemill_xdp::measure::{Receiver, Refill, receiver};
 use pagemill_xdp::{Ends, Flood, Interface, packet};
@@ -25,6 +26,9 @@ use rustix::thread::UnshareFlags;
 
 /// The table.
 pub const TABLE: Table = Table { name: "xdp", steps: 1, measure: xdp, report: report::xdp, bars };
+
+/// How long packets may be on their way after the last one came.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The names of the records: wall-clock time, and processor time, a packet.
 const RECEIVE: &str = "xdp-receive";
@@ -53,12 +57,16 @@ fn xdp(run: &mut Run<'_>) -> Result<Vec<Record>, Error> {
         run.note_absent(TABLE.name, "-", &Unavailable("a second processor, for the sender".to_owned()));
         return Ok(Vec::new());
     };
-    let plan = Plan { main: run.machine.main_cpu(), second, effort: run.effort };
+    let plan = Plan { main: run.machine.main_cpu(), second, effort: run.effort, clock_ns: run.clock_ns };
     // The namespace is the thread's, and what is in it goes with it.
     let measured = thread::scope(|scope| scope.spawn(move || plan.measure()).join());
     run.progress.inc(1);
     match measured {
-        Ok(Ok(records)) => Ok(records),
+        Ok(Ok((records, rounds))) => {
+            run.rounds.all.set(run.rounds.all.get() + rounds.all.get());
+            run.rounds.disturbed.set(run.rounds.disturbed.get() + rounds.disturbed.get());
+            Ok(records)
+        }
         Ok(Err(Stopped::Absent(why))) => {
             run.note_absent(TABLE.name, "-", &Unavailable(why));
             Ok(Vec::new())
@@ -79,6 +87,7 @@ struct Plan {
     main: usize,
     second: usize,
     effort: Effort,
+    clock_ns: f64,
 }
 
 struct Entrant {
@@ -88,7 +97,7 @@ struct Entrant {
 }
 
 impl Plan {
-    fn measure(&self) -> Result<Vec<Record>, Stopped> {
+    fn measure(&self) -> Result<(Vec<Record>, Rounds), Stopped> {
         let _ = machine::pin_to(self.main);
         // SAFETY: only the network namespace of this thread changes; no descriptors are shared differently.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
@@ -101,33 +110,37 @@ impl Plan {
             ROWS.iter().map(|&(name, kind, _)| CellSamples::new(bench, (name, "-", kind), 64)).collect()
         };
         let (mut walls, mut works) = (cells(RECEIVE), cells(WORK));
-        let count = if self.effort.rounds >= Effort::FULL.rounds { 1 << 20 } else { 1 << 15 };
+        let count = if self.effort.rounds >= Effort::FULL.rounds { 1 << 20 } else { 1 << 16 };
         // The first packets of each find cold pages.
         for entrant in &mut entrants {
             self.round(entrant, 1 << 14).map_err(Stopped::Failed)?;
         }
+        let rounds = Rounds::default();
         for (_, at) in in_turns(self.effort.rounds, ROWS.len()) {
-            let Figures { wall, work } = self.round(&mut entrants[at], count).map_err(Stopped::Failed)?;
+            let attempt = || {
+                let before = machine::preemptions();
+                self.round(&mut entrants[at], count).map(|figures| (figures, machine::preemptions() != before))
+            };
+            let Figures { wall, work } = rounds.undisturbed(attempt).map_err(Stopped::Failed)?;
             walls[at].samples.push(Sample::whole(wall));
             works[at].samples.push(Sample::whole(work));
         }
         for ((name, ..), entrant) in ROWS.iter().zip(entrants) {
-            let lost = entrant.receiver.end();
-            if lost > 0 {
+            if let Some(lost @ 1..) = entrant.receiver.end() {
                 return Err(Stopped::Failed(failed(name, format!("{lost} pages did not come back"))));
             }
         }
-        Ok(walls.into_iter().chain(works).filter_map(CellSamples::record).collect())
+        Ok((walls.into_iter().chain(works).filter_map(CellSamples::record).collect(), rounds))
     }
 
     /// Has the kernel send `count` packets, and receives them.
     fn round(&self, entrant: &mut Entrant, count: u32) -> Result<Figures, Error> {
         let Entrant { receiver, flood, packet } = entrant;
-        let is_sent = AtomicBool::new(false);
         let said = |why: pagemill_xdp::Error| failed("packets", why);
-        let (mut received, mut work) = (0, Duration::ZERO);
         let dropped_before = receiver.dropped().map_err(said)?;
-        let (sent, wall) = thread::scope(|scope| {
+        let (is_sent, start) = (AtomicBool::new(false), Instant::now());
+        let (mut received, mut work, mut turns, mut last) = (0, Duration::ZERO, 0, start);
+        thread::scope(|scope| {
             let sender = scope.spawn(|| {
                 let _ = machine::pin_to(self.second);
                 let sent = flood.send(packet, count);
@@ -135,36 +148,30 @@ impl Plan {
                 is_sent.store(true, Relaxed);
                 sent
             });
-            let (mut first, mut last, mut idle) = (None, Instant::now(), 0);
-            let received = loop {
+            loop {
                 let before = Instant::now();
-                let got = match receiver.turn() {
-                    Ok(got) => got,
-                    Err(error) => break Err(error),
-                };
+                let got = receiver.turn()?;
                 if got > 0 {
                     last = Instant::now();
-                    first = first.or(Some(before));
-                    (received, work, idle) = (received + got, work + (last - before), 0);
+                    (received, work, turns) = (received + got, work + (last - before), turns + 1);
                 } else if is_sent.load(Relaxed) {
-                    // A few packets may still be on their way: they are on the other processor's list.
-                    idle += 1;
-                    if idle > 20_000 {
-                        break Ok(());
+                    // The last ones may still be on their way.
+                    let missing = u64::from(count).saturating_sub(received + receiver.dropped()? - dropped_before);
+                    if missing == 0 || last.elapsed() > PATIENCE {
+                        break;
                     }
                 }
-            };
-            let sent = sender.join().unwrap_or(Ok(())).and(received);
-            (sent, first.map_or(Duration::ZERO, |first| last - first))
-        });
-        sent.map_err(said)?;
+            }
+            sender.join().unwrap_or(Ok(()))
+        })
+        .map_err(said)?;
         let dropped = receiver.dropped().map_err(said)? - dropped_before;
-        if received == 0 || received + dropped > u64::from(count) {
+        if received == 0 || received + dropped != u64::from(count) {
             let what = format!("{received} packets received and {dropped} dropped, of {count}");
             return Err(failed("packets", what));
         }
-        let each = |time: Duration| time.as_nanos() as f64 / received as f64;
-        Ok(Figures { wall: each(wall), work: each(work) })
+        let (each, clock) = (|ns: f64| ns / received as f64, f64::from(turns) * self.clock_ns);
+        Ok(Figures { wall: each((last - start).as_nanos() as f64), work: each(work.as_nanos() as f64 - clock) })
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn xdp(out: &mut dyn Write, records: &[Record], published: &Published
     }
     align(&mut table, 1);
     writeln!(out, "{}", table.trim_fmt())?;
-    let what = "kpps: thousands of packets a second. ns/packet: the receiver's processor time, without turns that found \
+    let what = "kpps: thousands of packets a second that arrived. ns/packet: the receiver's time, without turns that found \
                 nothing. / bare: rate against private-list, a loop with its frames in a vector, which checks nothing. \
                 pool: pages come back to the pool; release: they leave it for good, and 64 new ones are asked for singly, \
                 as a list or as an array.";

@@ -9,7 +9,7 @@ use crate::Error;
 use crate::generate::{Ends, packet};
 use crate::interface::{Interface, Mac};
 use crate::lane::{Generate, Job};
-use crate::run::{self, open};
+use crate::run::{self, Use, open};
 
 /// Send numbered UDP packets, as fast as it goes or at a rate
 #[derive(Args, Debug)]
@@ -60,7 +60,7 @@ pub(super) fn run(args: &GenerateArgs, notice: &mut dyn FnMut(&str)) -> Result<S
         return Err(Error::Request(format!("--size {size}: {name} sends up to {largest} bytes (its MTU is {mtu})")));
     }
     let ends = Ends { macs: [interface.mac, args.mac], addresses: [args.source, args.destination] };
-    let opened = open(vec![interface], &settings, false, notice)?;
+    let opened = open(vec![interface], &settings, Use::Send, notice)?;
     let lanes = opened.lanes() as u64;
     let job = |lane: usize, _: &[usize]| {
         let lane = lane as u64;

@@ -1,5 +1,6 @@
 //! `pagemill xdp`: the subcommands that forward, drop, answer and make packets. Each is its arguments and a `run`.
 mod generate;
+pub(crate) mod output;
 mod receive;
 pub(crate) mod signals;
 
@@ -15,7 +16,8 @@ use crate::run::Settings;
 ///
 /// The interface's packets go to this program as long as it runs, and to the
 /// kernel again when it ends, however it ends. It takes root, or CAP_NET_ADMIN,
-/// CAP_NET_RAW and CAP_BPF.
+/// CAP_NET_RAW, CAP_BPF, and CAP_IPC_LOCK or a limit on locked memory (ulimit -l)
+/// that all packets fit.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
 pub struct XdpArgs {
@@ -31,9 +33,10 @@ Examples:
   pagemill xdp generate eth0 --mac 02:00:00:00:00:01 --count 1000000
 
 Try it without a network card, as root:
-  ip link add a type veth peer name b; ip link set a up; ip link set b up
-  pagemill xdp drop a &
-  pagemill xdp generate b --mac ff:ff:ff:ff:ff:ff --seconds 3
+  ip link add veth0 type veth peer name veth1
+  ip link set veth0 up; ip link set veth1 up
+  pagemill xdp drop veth0 --seconds 5 &
+  pagemill xdp generate veth1 --mac ff:ff:ff:ff:ff:ff --seconds 3
 
 Exit codes:
   0  done
@@ -81,7 +84,7 @@ struct Common {
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = slots)]
     ring: u32,
 
-    /// MiB for packets [default: what full rings need]
+    /// MiB for packets [default: 2 pages for each slot of a ring]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     memory: Option<u32>,
 
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn impossible_arguments_are_refused() {
         for line in [
             "forward --from a",
             "drop",
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_that_is_none_is_an_error() {
+    fn a_missing_interface_is_an_error() {
         for line in ["drop none", "echo none --address 192.0.2.1", "forward --from none --to none2"] {
             let error = run(&parse(line).unwrap(), &mut |_| {}).unwrap_err();
             assert_eq!(error.to_string(), "there is no interface none", "{line}");

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::echo::Echo;
 use crate::interface::Interface;
 use crate::lane::Job;
-use crate::run::{open, run};
+use crate::run::{Use, open, run};
 
 /// Send what comes by one interface out of another, and back
 #[derive(Args, Debug)]
@@ -35,7 +35,7 @@ pub(super) fn forward(args: &ForwardArgs, notice: &mut dyn FnMut(&str)) -> Resul
     for interface in &mut interfaces {
         interface.listen_to_all()?;
     }
-    let opened = open(interfaces, &settings, true, notice)?;
+    let opened = open(interfaces, &settings, Use::Both, notice)?;
     run(opened, &settings, |_, interfaces| Job::Forward(others(interfaces)), notice)
 }
 
@@ -65,7 +65,7 @@ pub(super) struct DropArgs {
 
 pub(super) fn drop(args: &DropArgs, notice: &mut dyn FnMut(&str)) -> Result<String, Error> {
     let settings = args.common.settings();
-    let opened = open(vec![Interface::find(&args.interface)?], &settings, true, notice)?;
+    let opened = open(vec![Interface::find(&args.interface)?], &settings, Use::Receive, notice)?;
     run(opened, &settings, |_, _| Job::Drop, notice)
 }
 
@@ -88,7 +88,7 @@ pub(super) fn echo(args: &EchoArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let settings = args.common.settings();
     let interface = Interface::find(&args.interface)?;
     let mac = interface.mac;
-    let opened = open(vec![interface], &settings, true, notice)?;
+    let opened = open(vec![interface], &settings, Use::Both, notice)?;
     run(opened, &settings, |_, _| Job::Echo(Echo { mac, addresses: args.addresses.clone() }), notice)
 }
 
