@@ -615,3 +615,40 @@ fn a_child_sees_its_copies_of_pools_though_others_look_as_it_is_forked() {
     });
     drop((page, pool));
 }
+
+/// Pages of two pools and holes, in any order and number.
+#[test]
+fn bulk_forms_fill_holes_alone_and_return_each_page_to_its_pool() {
+    let allocator = allocator(2048);
+    let mut rng = Rng::new(7);
+    for round in 0..200 {
+        let mut pools = [1, 1].map(|_| PagePool::with_ring(PageSource::pages(&allocator), 32).unwrap());
+        let mut slots: Vec<Option<PoolPage>> = (0..round).map(|_| None).collect();
+        let mut counts = [0; 3];
+        for slot in &mut slots {
+            let of = [0, 0, 0, 1, 2][rng.next() as usize % 5];
+            counts[of] += 1;
+            *slot = pools.get_mut(of).map(|pool| pool.alloc(Gfp::NOWAIT).unwrap());
+        }
+        let addrs =
+            |of: &[Option<PoolPage>]| of.iter().map(|slot| slot.as_ref().map(|page| page.addr())).collect::<Vec<_>>();
+        let before = addrs(&slots);
+        let gfp = [Gfp::NOWAIT, Gfp::NOWAIT | Gfp::ZERO][round % 2];
+        assert_eq!(pools[1].alloc_bulk(gfp, &mut slots).unwrap(), counts[2]);
+        let mut after = addrs(&slots);
+        assert!(before.iter().zip(&after).all(|(before, after)| before.is_none() || before == after));
+        after.sort_unstable();
+        assert!(after.windows(2).all(|two| two[0] < two[1]) && after.first() != Some(&None), "each has an owner");
+        assert_eq!(pools.each_ref().map(PagePool::in_flight), [counts[0], counts[1] + counts[2]]);
+        // Some holes again.
+        let dropped = slots.iter_mut().filter(|_| rng.next().is_multiple_of(4)).filter_map(Option::take).count();
+        let returned = if round % 3 == 0 { PoolPage::put_bulk(&mut slots) } else { pools[0].put_bulk(&mut slots) };
+        assert_eq!((returned, slots.iter().flatten().count()), (round - dropped, 0));
+        let stats = pools.each_ref().map(PagePool::stats);
+        assert_eq!(stats.map(|stats| stats.in_flight), [0, 0]);
+        let ways: u64 = stats.iter().map(|stats| stats.cached + stats.ring + stats.ring_full).sum();
+        assert_eq!(ways, round as u64, "each came back once: {stats:?}");
+        drop(pools);
+        assert_all_back(&allocator);
+    }
+}

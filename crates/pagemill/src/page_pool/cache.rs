@@ -1,4 +1,4 @@
-//! The consumer's cache: a stack in an array, which a source fills where it lies.
+//! The consumer's cache: a stack in an array, without a check for room to grow.
 use core::mem::{self, MaybeUninit};
 
 /// Items that it holds, as the kernel's `PP_ALLOC_CACHE_SIZE`.
@@ -50,6 +50,42 @@ impl<T> Cache<T> {
     fn pop_below_a_hole(&mut self) -> Option<T> {
         self.holes += 1;
         self.pop()
+    }
+
+    /// Fills empty slots with its items, made into something else, and returns how many. Neither the iterator nor `make` must
+    /// unwind.
+    #[inline]
+    pub(super) fn fill<'s, U: 's>(
+        &mut self,
+        mut holes: impl Iterator<Item = &'s mut Option<U>>,
+        make: impl Fn(T) -> U,
+    ) -> usize {
+        // Set once for all: otherwise each item waits for the last one's store.
+        let mut len = self.len;
+        for item in self.items[..len].iter().rev() {
+            let Some(hole) = holes.next() else { break };
+            len -= 1;
+            // SAFETY: it was below `len`, and is not any more: it is taken once.
+            let made = make(unsafe { item.assume_init_read() });
+            // Not assigned, which would look for something to drop.
+            mem::forget(hole.replace(made));
+        }
+        mem::replace(&mut self.len, len) - len
+    }
+
+    /// The places that are free, of which the next ones may be written: see [`added`](Self::added).
+    #[inline]
+    pub(super) fn room(&mut self) -> &mut [MaybeUninit<T>] {
+        &mut self.items[self.len..]
+    }
+
+    /// Makes the next `n` places items.
+    ///
+    /// # Safety
+    /// They have been written.
+    #[inline]
+    pub(super) unsafe fn added(&mut self, n: usize) {
+        self.len += n;
     }
 
     /// Puts an item in. Returns it if the cache is full.

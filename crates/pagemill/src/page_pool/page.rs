@@ -71,23 +71,24 @@ impl<S: Source> PoolPage<S> {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn put_bulk(slots: &mut [Option<Self>]) -> usize {
-        let mut count = 0;
-        let mut rest = slots;
-        while let Some(first) = rest.iter().position(Option::is_some) {
-            rest = &mut rest[first..];
-            let shared = rest[0].as_ref().map(|page| page.shared);
-            let is_of_it = |slot: &Option<Self>| slot.as_ref().map(|page| page.shared) == shared;
-            let most = rest.len().min(REFILL);
-            let n = rest[..most].iter().position(|slot| !is_of_it(slot)).unwrap_or(most);
-            let (run, others) = rest.split_at_mut(n);
-            let mut pages = run.iter_mut().filter_map(Option::take).map(Self::into_item);
-            if let Some(shared) = shared {
-                shared.give_back(n, || match pages.next() {
-                    Some(item) => item,
-                    None => unreachable!("{n} items, and no more are asked for"),
-                });
+        let (mut count, mut rest) = (0, slots);
+        while let Some((first, shared)) =
+            rest.iter().enumerate().find_map(|(at, slot)| Some((at, slot.as_ref()?.shared)))
+        {
+            // The next pages of this pool, and holes among them.
+            let (mut held, mut end) = (0, first);
+            for slot in &rest[first..] {
+                match slot {
+                    Some(page) if page.shared == shared && held < REFILL => held += 1,
+                    Some(_) => break,
+                    None => {}
+                }
+                end += 1;
             }
-            (count, rest) = (count + n, others);
+            let (these, others) = rest.split_at_mut(end);
+            shared.give_back(held, these[first..].iter_mut().filter_map(Option::take).map(Self::into_item));
+            count += held;
+            rest = others;
         }
         count
     }
@@ -98,11 +99,7 @@ impl<S: Source> Drop for PoolPage<S> {
     fn drop(&mut self) {
         // SAFETY: taken once, here: whatever else takes it forgets the handle.
         let item = unsafe { ManuallyDrop::take(&mut self.item) };
-        let mut item = Some(item);
-        self.shared.give_back(1, || match item.take() {
-            Some(item) => item,
-            None => unreachable!("one item, and no more are asked for"),
-        });
+        self.shared.give_back_one(item);
     }
 }
 

@@ -18,6 +18,8 @@ use pagemill_core::{Exhausted, Gfp, NodeId, Order, Policy, Why};
 use std::sync::Arc;
 use std::time::Instant;
 
+const _: () = assert!(REFILL <= CACHE);
+
 /// Slots of a ring that nobody chose, as in the kernel.
 const RING: usize = 1024;
 const RING_MAX: usize = 32768;
@@ -258,21 +260,49 @@ impl<S: Source> PagePool<S> {
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn alloc_bulk(&mut self, gfp: Gfp, slots: &mut [Option<PoolPage<S>>]) -> Result<usize, Error> {
+        let mut holes = slots.iter_mut().filter(|slot| slot.is_none());
         let mut filled = 0;
-        for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
+        loop {
+            // Pages that are zeroed go one by one.
+            if !gfp.contains(Gfp::ZERO) {
+                filled += self.cache.fill(&mut holes, |item| PoolPage::new(item, self.shared));
+            }
+            let Some(hole) = holes.next() else { return Ok(filled) };
             match self.alloc(gfp) {
-                // It is empty: there is nothing to drop.
-                Ok(page) => mem::forget(slot.replace(page)),
+                Ok(page) => *hole = Some(page),
                 Err(error) if filled == 0 => return Err(error),
-                Err(_) => break,
+                Err(_) => return Ok(filled),
             }
             filled += 1;
         }
-        Ok(filled)
     }
 
     /// Fills the empty cache from the ring. Returns how many items were there, of the pool's node or not.
     fn refill(&mut self) -> usize {
+        let popped = match self.node {
+            Some(node) => self.refill_of_node(node),
+            None => {
+                let shared = self.shared.get();
+                let mut room = self.cache.room().iter_mut();
+                let put = |item| match room.next() {
+                    Some(place) => _ = place.write(item),
+                    None => unreachable!("the cache was empty, and has room for more than a refill"),
+                };
+                // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
+                let popped = unsafe { shared.ring.pop(REFILL, shared.stamp.is_inherited(), put) };
+                // SAFETY: each item was written to the next place.
+                unsafe { self.cache.added(popped) };
+                popped
+            }
+        };
+        self.own.refilled += self.cache.len() as u64;
+        self.own.refill += u64::from(self.cache.len() > 0);
+        popped
+    }
+
+    /// Takes items of this node alone from the ring; the others go back to the source.
+    fn refill_of_node(&mut self, node: NodeId) -> usize {
+        let mut hand = Hand::new(self.shared);
         let shared = self.shared.get();
         let is_lost = shared.stamp.is_inherited();
         let popped = match self.node {
@@ -300,9 +330,17 @@ impl<S: Source> PagePool<S> {
                 popped
             }
         };
+        // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
+        let popped = unsafe { shared.ring.pop(REFILL, shared.stamp.is_inherited(), put) };
+        // The source's code may unwind: then all go back to it.
+        let is_own = |slot: &Option<S::Item>| {
+            slot.as_ref().is_some_and(|item| shared.source.node_of(item).is_none_or(|of| of == node))
+        };
+        let are_own = hand.slots.each_ref().map(is_own);
+        for (slot, _) in hand.slots.iter_mut().zip(are_own).filter(|(_, is_own)| *is_own) {
+            _ = slot.take().and_then(|item| self.cache.push(item)); // There is room: it was empty.
+        }
         self.own.waive += (popped - self.cache.len()) as u64;
-        self.own.refilled += self.cache.len() as u64;
-        self.own.refill += u64::from(self.cache.len() > 0);
         popped
     }
 
@@ -325,33 +363,48 @@ impl<S: Source> PagePool<S> {
     #[inline]
     pub fn put(&mut self, page: PoolPage<S>) {
         if page.shared != self.shared {
-            return; // Its drop takes it to its own pool.
+            return self.put_elsewhere(page);
         }
-        if self.cache.len() == CACHE {
-            self.own.cache_full += 1;
-            return; // To the ring.
+        match self.cache.push(page.into_item()) {
+            None => self.own.cached += 1,
+            Some(item) => self.put_elsewhere(PoolPage::new(item, self.shared)),
         }
-        self.own.cached += 1;
-        let full = self.cache.push(page.into_item());
-        debug_assert!(full.is_none());
+    }
+
+    /// Out of line, since a page's way to the ring is long.
+    #[cold]
+    #[inline(never)]
+    fn put_elsewhere(&mut self, page: PoolPage<S>) {
+        self.own.cache_full += u64::from(page.shared == self.shared);
+        drop(page);
     }
 
     /// Returns the pages in the slots: to the cache until it is full, then as [`PoolPage::put_bulk`] does. Returns how many
     /// there were.
     pub fn put_bulk(&mut self, slots: &mut [Option<PoolPage<S>>]) -> usize {
-        let mut count = 0;
+        let (mut cached, mut has_others) = (0, false);
         for slot in slots.iter_mut() {
-            if self.cache.len() == CACHE {
+            let Some(page) = slot.take_if(|page| page.shared == self.shared) else {
+                has_others |= slot.is_some();
+                continue;
+            };
+            if let Some(item) = self.cache.push(page.into_item()) {
+                *slot = Some(PoolPage::new(item, self.shared));
+                has_others = true;
                 break;
             }
-            if let Some(page) = slot.take() {
-                self.put(page);
-                count += 1;
-            }
+            cached += 1;
         }
+        self.own.cached += cached as u64;
+        if has_others { cached + self.put_bulk_elsewhere(slots) } else { cached }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn put_bulk_elsewhere(&mut self, slots: &mut [Option<PoolPage<S>>]) -> usize {
         let is_own = |slot: &&Option<PoolPage<S>>| slot.as_ref().is_some_and(|page| page.shared == self.shared);
         self.own.cache_full += slots.iter().filter(is_own).count() as u64;
-        count + PoolPage::put_bulk(slots)
+        PoolPage::put_bulk(slots)
     }
 
     /// The number of pages that are out: handed out, and neither returned nor [released](PoolPage::release); with the one

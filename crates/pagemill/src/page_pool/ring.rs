@@ -94,8 +94,10 @@ impl<T> Ring<T> {
         &self.at
     }
 
-    fn slot(&self, at: usize) -> &Slot<T> {
-        &self.slots[at & (self.slots.len() - 1)]
+    /// The slot at a position.
+    #[inline]
+    fn slot(slots: &[Slot<T>], at: usize) -> &Slot<T> {
+        &slots[at & (slots.len() - 1)]
     }
 
     /// Moves up to `n` items in, as many as there is room for, and returns how many. `None` once the ring has ended.
@@ -104,9 +106,12 @@ impl<T> Ring<T> {
     /// # Safety
     /// The ring exists until the last item has been marked as full. It may be gone when this returns (R2), so this takes a
     /// pointer: a reference would have to be valid to the end.
+    #[inline]
     pub(super) unsafe fn push(this: *const Self, n: usize, mut next: impl FnMut() -> T) -> Option<usize> {
         // SAFETY: as the caller promises. It is not used after the last mark.
         let ring = unsafe { &*this };
+        // Once for all: otherwise the address is read again after each mark.
+        let slots: &[Slot<T>] = &ring.slots;
         let (tail, count) = loop {
             // `head` first. Acquire pairs with the Release in `pop`: the consumer has read the slots before it, and saw
             // them reserved, so the load of `tail` does too.
@@ -115,7 +120,7 @@ impl<T> Ring<T> {
             if tail & ENDED != 0 {
                 return None;
             }
-            let Some(free) = ring.slots.len().checked_sub(tail / ONE - head) else { continue }; // An old `head`.
+            let Some(free) = slots.len().checked_sub(tail / ONE - head) else { continue }; // An old `head`.
             let count = n.min(free);
             if count == 0 {
                 return Some(0);
@@ -126,7 +131,7 @@ impl<T> Ring<T> {
             }
         };
         for at in 0..count {
-            let slot = ring.slot(tail + at);
+            let slot = Self::slot(slots, tail + at);
             // SAFETY: the slot is reserved for this call, and it is empty (R1).
             slot.item.with_mut(|item| _ = unsafe { (*item).write(next()) });
             // Release pairs with the Acquire in `pop`.
@@ -140,11 +145,13 @@ impl<T> Ring<T> {
     ///
     /// # Safety
     /// No other thread calls this at the same time.
+    #[inline]
     pub(super) unsafe fn pop(&self, most: usize, is_lost: bool, mut each: impl FnMut(T)) -> usize {
         let (mut at, mut count) = (self.at.head.0.load(Relaxed), 0);
+        let slots: &[Slot<T>] = &self.slots;
         let passes_to = if is_lost { self.at.pushed() } else { 0 };
         while count < most {
-            let slot = self.slot(at);
+            let slot = Self::slot(slots, at);
             // Acquire pairs with the Release in `push`.
             if slot.is_full.load(Acquire) {
                 // SAFETY: the slot is full, and this call alone empties it.

@@ -75,12 +75,24 @@ impl<S: Source> SharedPtr<S> {
         drop(off);
     }
 
-    /// Returns `n` items that `next` has, at most [`REFILL`]: to the ring, and to the source what it has no room for. In a forked
-    /// child all go to the source, so that whatever is reserved in its ring and not there is lost.
+    /// Returns an item. Out of line: handles are dropped in many places, most of which are never reached.
+    #[inline(never)]
+    pub(super) fn give_back_one(self, item: S::Item) {
+        self.give_back(1, core::iter::once(item));
+    }
+
+    /// Returns the next `n` items, at most [`REFILL`], of which there must be so many: to the ring, and to the source what it
+    /// has no room for. In a forked child all go to the source, so that whatever is reserved in its ring and not there is lost.
+    ///
+    /// `items` must not unwind, and must lead to nothing that ends with the pool: it is still there when the pool may be gone.
     #[inline]
-    pub(super) fn give_back(self, n: usize, mut next: impl FnMut() -> S::Item) {
+    pub(super) fn give_back(self, n: usize, mut items: impl Iterator<Item = S::Item>) {
         let mut left = n;
         while left > 0 && !self.get().stamp.is_inherited() {
+            let next = || match items.next() {
+                Some(item) => item,
+                None => unreachable!("the ring asks for no more items than there are"),
+            };
             // SAFETY: the items that are still here are on the count (P2).
             match unsafe { Ring::push(&raw const (*self.0.as_ptr()).ring, left, &mut next) } {
                 // The pointer is used no more: the items may be gone, and the pool with them (P2).
@@ -94,13 +106,15 @@ impl<S: Source> SharedPtr<S> {
                 }
             }
         }
-        self.end_rest(left, &mut next);
+        self.end_next(left, items);
     }
 
+    /// Ends the next `n` items.
     #[cold]
-    fn end_rest(self, n: usize, next: &mut dyn FnMut() -> S::Item) {
+    #[inline(never)]
+    fn end_next(self, n: usize, items: impl Iterator<Item = S::Item>) {
         let mut slots = [const { None }; REFILL];
-        slots[..n].fill_with(|| Some(next()));
+        slots[..n].iter_mut().zip(items).for_each(|(slot, item)| *slot = Some(item));
         self.end_bulk(&mut slots[..n]);
     }
 
