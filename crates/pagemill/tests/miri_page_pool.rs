@@ -1,12 +1,12 @@
 //! A pool of pages that circulate, on the portable backend, for miri: no undefined behaviour, no data race, no leak. See
 //! `miri_portable`.
-use pagemill::{Allocator, Backend, Gfp, PagePool, PageSource, PoolPage};
+use pagemill::{Allocator, Backend, Gfp, PagePool, PageSource, PoolPage, page_pools};
 
 fn allocator(pages: usize) -> Allocator {
     Allocator::builder().pages(pages).backend(Backend::Portable).huge_pages(false).build().unwrap()
 }
 
-/// The last page is returned by a thread that may still be in the ring as the pool ends.
+/// The last page is returned by a thread that may still be in the ring as the pool ends, and somebody looks.
 #[test]
 fn threads_return_pages_while_the_pool_ends() {
     let allocator = allocator(32);
@@ -22,6 +22,7 @@ fn threads_return_pages_while_the_pool_ends() {
                     assert_eq!(PoolPage::put_bulk(part), 3);
                 });
             }
+            scope.spawn(|| page_pools().iter().map(|pool| pool.stats.in_flight).sum::<usize>());
             if destroy {
                 drop(pool.destroy());
             } else {
