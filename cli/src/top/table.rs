@@ -1,8 +1,8 @@
 //! The table: lines of plain text, made of what the process reports now and what it reported before.
 //!
-//! Memory, zones, free blocks, lists and the sizes of bulk calls have places of their own. Every counter has a row with its total
-//! and its rate, under its name. Every other gauge of an allocator has a row, and every gauge of its zones or pools a column. Page
-//! pools belong to the process: below the allocators. So a new figure needs no change here.
+//! Memory, zones, free blocks, lists and the sizes of bulk calls have places of their own. Every counter has a row with
+//! its total and its rate, under its name. Every other gauge of an allocator has a row, and every gauge of its zones or
+//! pools a column. Page pools belong to the process: below the allocators. So a new figure needs no change here.
 use indicatif::HumanCount;
 
 use super::record::{Change, Figure, Kind, Record, unique};
@@ -88,8 +88,8 @@ fn memory(change: &Change, name: &str) -> Vec<String> {
     vec![format!("  [{bar:.<BAR$}] {} pages, {}", grouped(all), size(all)), format!("   {}", shown.join("   "))]
 }
 
-/// A row for each of the allocator's zones or pools, or the process's, and a column for each of their gauges. `labels` identify a
-/// row, each with the width of its column; the last of them names the kind of thing.
+/// A row for each of the allocator's zones or pools, or the process's, and a column for each of their gauges. `labels`
+/// identify a row, each with the width of its column; the last of them names the kind of thing.
 fn gauges(change: &Change, allocator: Option<&str>, labels: &[(&str, usize)]) -> Vec<String> {
     let place = |figure: &Figure| -> Option<Vec<String>> {
         let is_one = figure.labels.len() == labels.len() + usize::from(allocator.is_some());
@@ -119,8 +119,8 @@ fn gauges(change: &Change, allocator: Option<&str>, labels: &[(&str, usize)]) ->
     grid(begin(&mut labels.iter().map(|(label, _)| *label)), columns.iter().map(head), rows.collect(), 11)
 }
 
-/// A head, and a line for each row: its first cell as it is, then its values in columns of this width, or as wide as their heads.
-/// Nothing without rows.
+/// A head, and a line for each row: its first cell as it is, then its values in columns of this width, or as wide as
+/// their heads. Nothing without rows.
 fn grid(
     first: String,
     heads: impl Iterator<Item = String>,
@@ -175,7 +175,8 @@ fn lists(change: &Change, name: &str) -> Vec<String> {
     grid(format!("  {:<14}", "lists of CPU"), kinds.iter().map(|kind| plain(kind)), rows.collect(), 12)
 }
 
-/// A row for every counter, with its total and its rate, and for every gauge of the whole allocator that has no other place.
+/// A row for every counter, with its total and its rate, and for every gauge of the whole allocator that has no other
+/// place.
 fn rows(change: &Change, allocator: Option<&str>) -> Vec<String> {
     let mut figures: Vec<&Figure> = Vec::new();
     for figure in change.now.figures.iter().filter(|figure| figure.is_of(allocator)) {

@@ -1,10 +1,10 @@
-//! Interleavings with at most three preemptions, by loom, of a page pool's end and of threads that return or release its pages
-//! meanwhile: the source gets each page back once, and what is shared is freed once, by the last to use it. `pagemill` itself is
-//! not built for loom, so this test includes the source files of the handle, of what is shared, and of the ring. The consumer's
-//! cache is not among them: nobody else touches it.
+//! Interleavings with at most three preemptions, by loom, of a page pool's end and of threads that return or release
+//! its pages meanwhile: the source gets each page back once, and what is shared is freed once, by the last to use it.
+//! `pagemill` itself is not built for loom, so this test includes the source files of the handle, of what is shared,
+//! and of the ring. The consumer's cache is not among them: nobody else touches it.
 //!
-//! Under loom the atomics of a pool check, as they are freed, that whoever touched them did so before; and the source checks the
-//! same of itself.
+//! Under loom the atomics of a pool check, as they are freed, that whoever touched them did so before; and the source
+//! checks the same of itself.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test --release -p pagemill-os --test tests loom_page_pool
@@ -54,8 +54,8 @@ use shared::SharedPtr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How often each page came back to the source, and how often the source was dropped. The cells are loom's, which fails if one
-/// is read or written by a thread that need not know of the last write.
+/// How often each page came back to the source, and how often the source was dropped. The cells are loom's, which fails
+/// if one is read or written by a thread that need not know of the last write.
 #[derive(Default)]
 struct Seen {
     back: [UnsafeCell<usize>; 3],
@@ -103,7 +103,8 @@ impl Drop for Numbers {
 
 type Handle = PoolPage<Numbers>;
 
-/// The consumer of a pool with a ring of so many slots; the pages `out` are handed out, and the others are in its cache.
+/// The consumer of a pool with a ring of so many slots; the pages `out` are handed out, and the others are in its
+/// cache.
 struct Consumer {
     shared: SharedPtr<Numbers>,
     cached: Vec<usize>,

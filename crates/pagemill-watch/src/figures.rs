@@ -65,8 +65,8 @@ enum Read {
     Counter(&'static Counter),
     /// Once for the process: no label.
     Process(fn() -> u64),
-    /// For each pool of circulating pages in the process that has the figure, with `page_pool` (its name) and `id`, by which
-    /// pools of one name are told apart.
+    /// For each pool of circulating pages in the process that has the figure, with `page_pool` (its name) and `id`, by
+    /// which pools of one name are told apart.
     PagePool(fn(&PagePoolInfo) -> Option<u64>),
     /// For each allocator, with the label `allocator`.
     Allocator(fn(&Snapshot) -> u64),
@@ -371,7 +371,8 @@ impl Samples<'_> {
 }
 
 impl Figure {
-    /// The figure's values for these allocators; those of the process and of its page pools whatever allocators these are.
+    /// The figure's values for these allocators; those of the process and of its page pools whatever allocators these
+    /// are.
     pub fn samples(&self, seen: &[Snapshot]) -> Vec<Sample> {
         let mut all = Vec::new();
         match self.read {

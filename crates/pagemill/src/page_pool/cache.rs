@@ -52,8 +52,8 @@ impl<T> Cache<T> {
         self.pop()
     }
 
-    /// Fills empty slots with its items, made into something else, and returns how many. Neither the iterator nor `make` must
-    /// unwind.
+    /// Fills empty slots with its items, made into something else, and returns how many. Neither the iterator nor
+    /// `make` must unwind.
     #[inline]
     pub(super) fn fill<'s, U: 's>(
         &mut self,

@@ -7,8 +7,8 @@
 //! # The way of a page
 //! [`PagePool::alloc`] takes from the cache of 128. An empty cache is filled with up to 64 pages of the ring, else with
 //! up to 64 of the source, by one bulk request (C7.4). [`PoolPage`] is the handle; dropping it on any thread puts the
-//! page into the ring, or back to the source if the ring is full. The consumer's own [`put`](PagePool::put) puts it into
-//! the cache.
+//! page into the ring, or back to the source if the ring is full. The consumer's own [`put`](PagePool::put) puts it
+//! into the cache.
 //!
 //! # The end
 //! A pool has a count: one for each page that it has from its source, wherever the page is, and one for the consumer.
@@ -23,10 +23,12 @@
 //! - P3 One thread at a time takes from the ring: the one that has the [`PagePool`].
 //!
 //! # Forks
-//! The child has a copy of the pool, and uses up what is in its cache and its ring. A page that a thread of the parent was
-//! just putting into the ring is passed over there, and lost. Pages that are returned in the child go to the source.
+//! The child has a copy of the pool, and uses up what is in its cache and its ring. A page that a thread of the parent
+//! was just putting into the ring is passed over there, and lost. Pages that are returned in the child go to the
+//! source.
 //!
-//! Only the list of pools has a lock (`record.rs`). The end of a pool waits for threads that are just putting pages into the ring.
+//! Only the list of pools has a lock (`record.rs`). The end of a pool waits for threads that are just putting pages
+//! into the ring.
 mod cache;
 mod frag;
 mod page;

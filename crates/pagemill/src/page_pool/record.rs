@@ -1,11 +1,11 @@
 //! The figures of a pool as everyone may read them, and the list of all pools.
 //!
-//! A [`Record`] is a pool's, and outlives it: what is shared has it, and so do an [`Ending`] and an observer that looks. The
-//! count and the ring's positions are there themselves. The consumer's figures are copies, which the consumer stores when it
-//! leaves its fast path.
+//! A [`Record`] is a pool's, and outlives it: what is shared has it, and so do an [`Ending`] and an observer that
+//! looks. The count and the ring's positions are there themselves. The consumer's figures are copies, which the
+//! consumer stores when it leaves its fast path.
 //!
-//! The list has weak pointers. So the end of a pool, which may come with any page that is returned, changes no list and takes no
-//! lock. Making a pool and looking at all of them do. No fork begins meanwhile: a child finds the lock free.
+//! The list has weak pointers. So the end of a pool, which may come with any page that is returned, changes no list and
+//! takes no lock. Making a pool and looking at all of them do. No fork begins meanwhile: a child finds the lock free.
 use super::ring::Positions;
 use super::stats::PagePoolStats;
 use crate::sync::{AtomicU64, AtomicUsize, no_fork};
@@ -52,9 +52,8 @@ impl Record {
         record
     }
 
-    /// Stores what the consumer has counted: all figures but `ring`, `ring_full` and `in_flight`, which are known here, and last
-    /// the number of pages in its cache.
-    #[inline]
+    /// Stores what the consumer has counted: all figures but `ring`, `ring_full` and `in_flight`, which are known here,
+    /// and last the number of pages in its cache.
     pub(super) fn publish(&self, of: &PagePoolStats, in_cache: usize) {
         let PagePoolStats { fast, slow, slow_high_order, empty, refill, waive, .. } = *of;
         let PagePoolStats { cached, cache_full, released_refcnt, .. } = *of;
@@ -127,13 +126,13 @@ pub struct PagePoolInfo {
     pub ended: Option<Duration>,
 }
 
-/// The process's page pools, in the order in which they were made: those that have a consumer, and those that have ended while
-/// pages of them are out (C7.5).
+/// The process's page pools, in the order in which they were made: those that have a consumer, and those that have
+/// ended while pages of them are out (C7.5).
 ///
-/// `ring`, `ring_full`, and the number of pages that are out of a pool that has ended, are those of now. The consumer of a pool
-/// counts without atomic operations, so its other figures are those of the last time when its cache was empty, or when it asked
-/// for [`PagePool::stats`](super::PagePool::stats); and `in_flight` may be off by what the cache took or gave since. A consumer
-/// that never empties its cache should call `stats` now and then.
+/// `ring`, `ring_full`, and the number of pages that are out of a pool that has ended, are those of now. The consumer of
+/// a pool counts without atomic operations, so its other figures are those of the last time when its cache was empty,
+/// or when it asked for [`PagePool::stats`](super::PagePool::stats); and `in_flight` may be off by what the cache took
+/// or gave since. A consumer that never empties its cache should call `stats` now and then.
 ///
 /// ```
 /// use pagemill::{Allocator, Gfp, PagePool, page_pools};

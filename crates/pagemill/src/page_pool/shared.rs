@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// Pages that one refill moves, as `PP_ALLOC_CACHE_REFILL`; and that one section of the ring takes.
 pub(super) const REFILL: usize = 64;
 
-/// It ends with the last one taken off the record's count. Whoever returns a page reads it: it shares no cache line with what the
-/// consumer writes.
+/// It ends with the last one taken off the record's count. Whoever returns a page reads it: it shares no cache line
+/// with what the consumer writes.
 #[repr(align(128))]
 pub(super) struct Shared<S: Source> {
     pub(super) source: S,
@@ -62,8 +62,8 @@ impl<S: Source> SharedPtr<S> {
         }
     }
 
-    /// Ends items: they go back to the source, and off the count, also if the source unwinds. What it leaves in the slots
-    /// is dropped.
+    /// Ends items: they go back to the source, and off the count, also if the source unwinds. What it leaves in the
+    /// slots is dropped.
     pub(super) fn end_bulk(self, slots: &mut [Option<S::Item>]) {
         struct TakesOff<S: Source>(SharedPtr<S>, usize);
         impl<S: Source> Drop for TakesOff<S> {
@@ -83,8 +83,9 @@ impl<S: Source> SharedPtr<S> {
         self.give_back(1, core::iter::once(item));
     }
 
-    /// Returns the next `n` items, at most [`REFILL`], of which there must be so many: to the ring, and to the source what it
-    /// has no room for. In a forked child all go to the source, so that whatever is reserved in its ring and not there is lost.
+    /// Returns the next `n` items, at most [`REFILL`], of which there must be so many: to the ring, and to the source
+    /// what it has no room for. In a forked child all go to the source, so that whatever is reserved in its ring and
+    /// not there is lost.
     ///
     /// `items` must not unwind, and must lead to nothing that ends with the pool: it is still there when the pool may be gone.
     #[inline]
