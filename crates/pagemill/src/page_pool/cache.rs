@@ -1,4 +1,4 @@
-//! The consumer's cache: a stack in an array, without a check for room to grow.
+//! The consumer's cache: a stack in an array, which a source fills where it lies.
 use core::mem::{self, MaybeUninit};
 
 /// Items that it holds, as the kernel's `PP_ALLOC_CACHE_SIZE`.
@@ -52,34 +52,40 @@ impl<T> Cache<T> {
         self.pop()
     }
 
-    /// Fills empty slots with its items, made into something else, and returns how many. Neither the iterator nor
-    /// `make` must unwind.
+    /// Fills empty slots of the caller's with its items, made into something else, and returns how many. Neither the iterator
+    /// nor `make` must unwind.
     #[inline]
-    pub(super) fn fill<'s, U: 's>(
+    pub(super) fn hand_out<'s, U: 's>(
         &mut self,
-        mut holes: impl Iterator<Item = &'s mut Option<U>>,
+        mut empty: impl Iterator<Item = &'s mut Option<U>>,
         make: impl Fn(T) -> U,
     ) -> usize {
         // Set once for all: otherwise each item waits for the last one's store.
-        let mut len = self.len;
-        for item in self.items[..len].iter().rev() {
-            let Some(hole) = holes.next() else { break };
+        let (mut len, mut count) = (self.len, 0);
+        for slot in self.slots[..len].iter().rev() {
+            let Some(to) = empty.next() else { break };
             len -= 1;
             // SAFETY: it was below `len`, and is not any more: it is taken once.
-            let made = make(unsafe { item.assume_init_read() });
+            let Some(item) = (unsafe { slot.assume_init_read() }) else {
+                // The caller's slot stays empty.
+                self.holes += 1;
+                break;
+            };
             // Not assigned, which would look for something to drop.
-            mem::forget(hole.replace(made));
+            mem::forget(to.replace(make(item)));
+            count += 1;
         }
-        mem::replace(&mut self.len, len) - len
+        self.len = len;
+        count
     }
 
-    /// The places that are free, of which the next ones may be written: see [`added`](Self::added).
+    /// The slots that mean nothing, of which the next ones may be written: see [`added`](Self::added).
     #[inline]
-    pub(super) fn room(&mut self) -> &mut [MaybeUninit<T>] {
-        &mut self.items[self.len..]
+    pub(super) fn room(&mut self) -> &mut [MaybeUninit<Option<T>>] {
+        &mut self.slots[self.len..]
     }
 
-    /// Makes the next `n` places items.
+    /// Makes the next `n` slots items.
     ///
     /// # Safety
     /// They have been written.

@@ -12,7 +12,6 @@ use crate::handle::{Block, Owned, Page};
 use crate::mempool::{PageSource, Source};
 use crate::sync::let_others_on;
 use core::fmt;
-use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Exhausted, Gfp, NodeId, Order, Policy, Why};
 use std::sync::Arc;
@@ -265,7 +264,7 @@ impl<S: Source> PagePool<S> {
         loop {
             // Pages that are zeroed go one by one.
             if !gfp.contains(Gfp::ZERO) {
-                filled += self.cache.fill(&mut holes, |item| PoolPage::new(item, self.shared));
+                filled += self.cache.hand_out(&mut holes, |item| PoolPage::new(item, self.shared));
             }
             let Some(hole) = holes.next() else { return Ok(filled) };
             match self.alloc(gfp) {
@@ -285,7 +284,7 @@ impl<S: Source> PagePool<S> {
                 let shared = self.shared.get();
                 let mut room = self.cache.room().iter_mut();
                 let put = |item| match room.next() {
-                    Some(place) => _ = place.write(item),
+                    Some(place) => _ = place.write(Some(item)),
                     None => unreachable!("the cache was empty, and has room for more than a refill"),
                 };
                 // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
@@ -304,30 +303,10 @@ impl<S: Source> PagePool<S> {
     fn refill_of_node(&mut self, node: NodeId) -> usize {
         let mut hand = Hand::new(self.shared);
         let shared = self.shared.get();
-        let is_lost = shared.stamp.is_inherited();
-        let popped = match self.node {
-            None => {
-                let put = |item| _ = self.cache.push(item); // There is room: it was empty.
-                // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
-                unsafe { shared.ring.pop(REFILL, is_lost, put) }
-            }
-            Some(node) => {
-                let mut hand = Hand::new(self.shared);
-                let mut slots = hand.slots.iter_mut();
-                let put = |item| {
-                    if let Some(slot) = slots.next() {
-                        *slot = Some(item);
-                    }
-                };
-                // SAFETY: as above.
-                let popped = unsafe { shared.ring.pop(REFILL, is_lost, put) };
-                // The source's code may unwind: then all go back to it.
-                let is_own = |item: &S::Item| shared.source.node_of(item).is_none_or(|of| of == node);
-                let are_own = hand.slots.each_ref().map(|slot| slot.as_ref().is_some_and(is_own));
-                for (slot, _) in hand.slots.iter_mut().zip(are_own).filter(|(_, is_own)| *is_own) {
-                    _ = slot.take().and_then(|item| self.cache.push(item));
-                }
-                popped
+        let mut slots = hand.slots.iter_mut();
+        let put = |item| {
+            if let Some(slot) = slots.next() {
+                *slot = Some(item);
             }
         };
         // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
@@ -351,7 +330,6 @@ impl<S: Source> PagePool<S> {
             request = request.policy(Policy::Preferred(node));
         }
         let shared = self.shared.get();
-        // What the source delivered counts, whatever it says.
         let filled = self.cache.fill(n, |slots| shared.source.fill(request, slots));
         let came = self.cache.len();
         shared.record.count.fetch_add(came, Relaxed);

@@ -163,10 +163,8 @@ impl<T> Ring<T> {
             }
             at += 1;
         }
-        if count > 0 || is_lost {
-            // Release pairs with the Acquire in `push`.
-            self.at.head.0.store(at, Release);
-        }
+        // Release pairs with the Acquire in `push`.
+        self.at.head.0.store(at, Release);
         count
     }
 

@@ -97,7 +97,7 @@ impl<S: Source> SharedPtr<S> {
                 None => unreachable!("the ring asks for no more items than there are"),
             };
             // SAFETY: the items that are still here are on the count (P2).
-            match unsafe { Ring::push(&raw const (*self.0.as_ptr()).ring, left, &mut next) } {
+            match unsafe { Ring::push(&raw const (*self.0.as_ptr()).ring, left, next) } {
                 // The pointer is used no more: the items may be gone, and the pool with them (P2).
                 Some(count) if count == left => return,
                 Some(count) if count > 0 => left -= count,
