@@ -136,17 +136,31 @@ impl<S: Source<Item = Page>> Lane<S> {
 
     fn receive(&mut self, at: usize) -> Result<bool, Error> {
         let ready = self.ports[at].ready()?;
-        for _ in 0..ready {
-            let Some(packet) = self.ports[at].receive(&mut self.counts) else { continue };
-            self.handle(at, packet)?;
+        let (mut received, mut bytes) = (0, 0);
+        let mut failed = Ok(());
+        if matches!(self.job, Job::Drop) {
+            let (port, pages) = (&mut self.ports[at], &mut self.pages);
+            for _ in 0..ready {
+                let Some(packet) = port.receive(&mut self.counts) else { continue };
+                (received, bytes) = (received + 1, bytes + packet.len() as u64);
+                pages.end(packet);
+            }
+            self.counts.drop_asked += received;
+        } else {
+            for _ in 0..ready {
+                let Some(packet) = self.ports[at].receive(&mut self.counts) else { continue };
+                (received, bytes) = (received + 1, bytes + packet.len() as u64);
+                failed = failed.and(self.handle(at, packet));
+            }
         }
+        self.counts.received += received;
+        self.counts.received_bytes += bytes;
         if ready > 0 {
             self.ports[at].end_receiving();
         }
-        Ok(ready > 0)
+        failed.map(|()| ready > 0)
     }
 
-    #[inline]
     fn handle(&mut self, at: usize, mut packet: Packet<S>) -> Result<(), Error> {
         let to = match &self.job {
             Job::Drop | Job::Generate(_) => Err(Dropped::Asked),

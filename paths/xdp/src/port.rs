@@ -185,8 +185,6 @@ impl<S: Source<Item = Page>> Port<S> {
             drop(page);
             return None;
         }
-        counts.received += 1;
-        counts.received_bytes += u64::from(len);
         Some(Packet { page, start: start as u16, len: len as u16 })
     }
 

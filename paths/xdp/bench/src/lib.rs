@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use pagemill_harness::bars::Limit::{AtLeast, AtMost};
 use pagemill_harness::bars::{Bar, bar, difference, ratio, speed, turns_of};
 use pagemill_harness::record::Record;
-use pagemill_harness::rounds::{CellSamples, Effort, Kind, Rounds, Sample, Unavailable, in_turns};
+use pagemill_harness::rounds::{CellSamples, Effort, Kind, Sample, Unavailable, in_turns};
 use pagemill_harness::{Error, Run, Table, machine};
 use pagemill_xdp::measure::{Receiver, Refill, receiver};
 use pagemill_xdp::{Ends, Flood, Interface, packet};
@@ -62,11 +62,7 @@ fn xdp(run: &mut Run<'_>) -> Result<Vec<Record>, Error> {
     let measured = thread::scope(|scope| scope.spawn(move || plan.measure()).join());
     run.progress.inc(1);
     match measured {
-        Ok(Ok((records, rounds))) => {
-            run.rounds.all.set(run.rounds.all.get() + rounds.all.get());
-            run.rounds.disturbed.set(run.rounds.disturbed.get() + rounds.disturbed.get());
-            Ok(records)
-        }
+        Ok(Ok(records)) => Ok(records),
         Ok(Err(Stopped::Absent(why))) => {
             run.note_absent(TABLE.name, "-", &Unavailable(why));
             Ok(Vec::new())
@@ -97,7 +93,7 @@ struct Entrant {
 }
 
 impl Plan {
-    fn measure(&self) -> Result<(Vec<Record>, Rounds), Stopped> {
+    fn measure(&self) -> Result<Vec<Record>, Stopped> {
         let _ = machine::pin_to(self.main);
         // SAFETY: only the network namespace of this thread changes; no descriptors are shared differently.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
@@ -115,13 +111,8 @@ impl Plan {
         for entrant in &mut entrants {
             self.round(entrant, 1 << 14).map_err(Stopped::Failed)?;
         }
-        let rounds = Rounds::default();
         for (_, at) in in_turns(self.effort.rounds, ROWS.len()) {
-            let attempt = || {
-                let before = machine::preemptions();
-                self.round(&mut entrants[at], count).map(|figures| (figures, machine::preemptions() != before))
-            };
-            let Figures { wall, work } = rounds.undisturbed(attempt).map_err(Stopped::Failed)?;
+            let Figures { wall, work } = self.round(&mut entrants[at], count).map_err(Stopped::Failed)?;
             walls[at].samples.push(Sample::whole(wall));
             works[at].samples.push(Sample::whole(work));
         }
@@ -130,7 +121,7 @@ impl Plan {
                 return Err(Stopped::Failed(failed(name, format!("{lost} pages did not come back"))));
             }
         }
-        Ok((walls.into_iter().chain(works).filter_map(CellSamples::record).collect(), rounds))
+        Ok(walls.into_iter().chain(works).filter_map(CellSamples::record).collect())
     }
 
     /// Has the kernel send `count` packets, and receives them.

@@ -36,7 +36,9 @@ impl World {
     fn receive(&mut self) -> Vec<Packet<PageSource<Page>>> {
         let mut packets = Vec::new();
         while self.port.ready().unwrap() > 0 {
-            packets.extend(self.port.receive(&mut self.counts));
+            let packet = self.port.receive(&mut self.counts);
+            self.counts.received += u64::from(packet.is_some());
+            packets.extend(packet);
             self.port.end_receiving();
         }
         packets
