@@ -115,6 +115,7 @@ impl<S: Source<Item = Page>> Port<S> {
         if fill.room(BATCH)? < BATCH {
             return Ok(false);
         }
+        fill.fetch(BATCH);
         let mut has_any = false;
         for _ in 0..BATCH {
             let page = match pages.pool.alloc(Gfp::NOWAIT | Gfp::NOWARN) {
@@ -161,7 +162,9 @@ impl<S: Source<Item = Page>> Port<S> {
     /// The number of packets that are there, at most 64; each is taken by [`receive`](Self::receive).
     #[inline]
     pub(crate) fn ready(&mut self) -> Result<u32, Error> {
-        Ok(self.rings.rx.ready()?.min(BATCH))
+        let ready = self.rings.rx.ready()?.min(BATCH);
+        self.rings.rx.fetch(ready);
+        Ok(ready)
     }
 
     /// The next packet. `None` if what the ring says of it cannot be.
