@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 use serde_json::Value;
 
-use crate::common::{PATIENCE, PROGRAM, noise, signal, until};
+use crate::common::{Folder, PATIENCE, PROGRAM, noise, signal, until};
 
 /// A network namespace.
 struct Net(File);
@@ -315,6 +315,20 @@ fn queues_that_cannot_send_are_refused_or_left_out() {
     let mut generate = here.xdp("generate ask --mac ff:ff:ff:ff:ff:ff --count 3000 --json");
     assert_eq!(generate.end(), (Some(0), None), "{}", generate.errors());
     assert_eq!(generate.record().unwrap()["completed"], 3000);
+}
+
+#[test]
+fn top_shows_the_pools_of_a_running_program() {
+    let Some((here, there)) = two("") else { return };
+    let folder = Folder::new();
+    let socket = folder.path("stats");
+    let mut echo = there.xdp(&format!("{ECHO} --stats {}", socket.display()));
+    assert!(here.sh(PING).contains(" 3 received"));
+    let top = folder.pagemill(&["top", "stats", "--once"]);
+    let text = &top.done().stdout;
+    assert!(text.contains("lane0") && text.contains("refill"), "{text}");
+    text.lines().for_each(|line| assert!(line.chars().count() <= 80, "{line}"));
+    echo.terminate();
 }
 
 /// Its pipe is full, and it still counts, and ends when it is told to.

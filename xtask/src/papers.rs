@@ -26,7 +26,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-crypt", &["pagemill", "pagemill-watch"]),
     ("pagemill-crypt-bench", &["pagemill", "pagemill-crypt", "pagemill-harness"]),
     ("pagemill-nvme", &["pagemill"]),
-    ("pagemill-xdp", &["pagemill"]),
+    ("pagemill-xdp", &["pagemill", "pagemill-watch"]),
     ("pagemill-xdp-bench", &["pagemill-harness", "pagemill-xdp"]),
     (
         "pagemill-cli",

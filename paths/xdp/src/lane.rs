@@ -73,10 +73,11 @@ pub(crate) struct Lane<S: Source<Item = Page>> {
 }
 
 impl<S: Source<Item = Page>> Lane<S> {
-    pub(crate) fn new(umem: &Umem, source: S, sockets: Vec<(Socket, Rings)>, job: Job) -> Self {
+    /// A lane whose pool has this name.
+    pub(crate) fn new(umem: &Umem, source: S, sockets: Vec<(Socket, Rings)>, job: Job, name: &str) -> Self {
         let (sockets, rings): (Vec<_>, Vec<_>) = sockets.into_iter().unzip();
         Self {
-            pages: Pages { pool: PagePool::new(source), is_recycling: true },
+            pages: Pages { pool: PagePool::new(source).named(name), is_recycling: true },
             ports: rings.into_iter().map(|rings| Port::new(rings, umem)).collect(),
             sockets,
             is_receiving: !matches!(job, Job::Generate(_)),

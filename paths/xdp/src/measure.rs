@@ -128,7 +128,7 @@ fn pooled<S: Source<Item = Page> + Send + Sync + 'static>(
     source: S,
     is_recycling: bool,
 ) -> Box<dyn Receiver> {
-    let lane = Lane::new(&umem, source, vec![(socket, rings)], Job::Drop);
+    let lane = Lane::new(&umem, source, vec![(socket, rings)], Job::Drop, "measured");
     let lane = if is_recycling { lane } else { lane.without_recycling() };
     Box::new(Pooled { lane, attached, umem })
 }

@@ -1,6 +1,7 @@
 //! From interfaces to lanes: opens everything, starts the threads, reports while they run, and closes everything in order.
 use std::collections::VecDeque;
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -8,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use pagemill::{PAGE_SIZE, Page, PageSource};
+use pagemill_watch::StatsServer;
 
 use crate::Error;
 use crate::commands::output;
@@ -42,6 +44,8 @@ pub(crate) struct Settings {
     /// Time between two reports.
     pub(crate) interval: Duration,
     pub(crate) is_json: bool,
+    /// Where `pagemill top` finds the figures.
+    pub(crate) stats: Option<PathBuf>,
 }
 
 /// What queues are used for.
@@ -171,6 +175,7 @@ pub(crate) fn run(
     notice: &mut dyn FnMut(&str),
 ) -> Result<String, Error> {
     let stop = Stop::watch()?;
+    let _stats = settings.stats.as_ref().map(|path| serve(path, &opened.umem)).transpose()?;
     let mut lanes = VecDeque::new();
     let mut failed = Ok(());
     for (number, bound) in std::mem::take(&mut opened.lanes).into_iter().enumerate() {
@@ -178,7 +183,7 @@ pub(crate) fn run(
         let interfaces: Vec<usize> = ports.iter().map(|(of, _)| *of).collect();
         let sockets = bound.into_iter().map(|of| (of.socket, of.rings)).collect();
         let source = PageSource::pages(opened.umem.allocator());
-        let mut lane = Lane::new(&opened.umem, source, sockets, job(number, &interfaces));
+        let mut lane = Lane::new(&opened.umem, source, sockets, job(number, &interfaces), &format!("lane{number}"));
         failed = failed.and_then(|()| lane.fill());
         lanes.push_back((lane, ports));
     }
@@ -225,6 +230,13 @@ pub(crate) fn run(
             Err(error)
         }
     }
+}
+
+/// Shows the allocator, and all page pools, to whoever asks at this socket.
+fn serve(path: &Path, umem: &Umem) -> Result<StatsServer, Error> {
+    let stats = StatsServer::bind(path).map_err(|error| Error::io(path.display().to_string(), error))?;
+    stats.show("xdp", umem.allocator());
+    Ok(stats)
 }
 
 fn start(mut lane: PageLane, control: &Arc<Control>) -> Result<Running, Error> {

@@ -4,6 +4,7 @@ pub(crate) mod output;
 mod receive;
 pub(crate) mod signals;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -99,6 +100,10 @@ struct Common {
     /// Print the counters as JSON, an object a line
     #[arg(long)]
     json: bool,
+
+    /// A socket at which `pagemill top PATH` shows memory and pools
+    #[arg(long, value_name = "PATH")]
+    stats: Option<PathBuf>,
 }
 
 fn slots(text: &str) -> Result<u32, String> {
@@ -128,6 +133,7 @@ impl Common {
             time: self.seconds,
             interval: self.interval,
             is_json: self.json,
+            stats: self.stats.clone(),
         }
     }
 }
