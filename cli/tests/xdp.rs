@@ -331,9 +331,8 @@ fn top_shows_the_pools_of_a_running_program() {
     echo.terminate();
 }
 
-/// Its pipe is full, and it still counts, and ends when it is told to.
 #[test]
-fn a_reader_that_pauses_stops_nothing() {
+fn a_full_pipe_does_not_keep_sigterm_from_ending_it() {
     let Some((_here, there)) = two("") else { return };
     let mut command = Command::new(PROGRAM);
     command.args("xdp drop answer --json --interval 0.01".split(' '));

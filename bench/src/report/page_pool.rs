@@ -116,11 +116,9 @@ fn out_and_back(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
 
 fn refill(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     writeln!(out, "\nrefill: the pool's requests of the allocator, 64 pages at once or one by one;")?;
-    writeln!(out, "source: without the pool's part; taken: every page taken from the pool and")?;
-    writeln!(out, "released; ns a page, by the order of the CPU's list")?;
+    writeln!(out, "source: without the pool's part; ns a page, by the order of the CPU's list")?;
     let mut table = plain(&["list", "timed", "bulk", "min", "max", "single", "min", "max", "single / bulk"]);
-    for (order, bench) in LIST_ORDERS.into_iter().flat_map(|order| [REFILL, SOURCE, TAKEN].map(|bench| (order, bench)))
-    {
+    for (order, bench) in LIST_ORDERS.into_iter().flat_map(|order| [REFILL, SOURCE].map(|bench| (order, bench))) {
         let of = |name| records.iter().find(|r| (r.bench, r.name, r.order) == (bench, name, Some(order)));
         let (bulk, single) = (of(BULK_ROW), of(SINGLE_ROW));
         let cells = spread(bulk).into_iter().chain(spread(single)).chain([ratio(single, bulk)]);

@@ -1,4 +1,4 @@
-//! Ways of filling the slots of an array with pages: the rows of the tables `holes` and `mixed`. The array belongs to
+//! Ways of filling the slots of an array with pages: the rows of the tables `holes`, `mixed` and `page-pool`. The array belongs to
 //! the program. A [`Stock`] fills its holes, and frees the pages of some of its slots.
 
 use std::num::NonZeroUsize;

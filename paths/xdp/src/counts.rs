@@ -1,4 +1,7 @@
-//! What a lane counts.
+//! What a lane counts, and how it is shown.
+use std::fmt::Write;
+use std::time::Duration;
+
 use pagemill::PagePoolStats;
 use rustix::net::xdp::XdpStatistics;
 use serde::Serialize;
@@ -179,6 +182,56 @@ impl Report {
             (counts.lie_completed_not_there, "completed frames that were not sent"),
         ];
         all.into_iter().filter(|(count, _)| *count > 0).collect()
+    }
+}
+
+impl Report {
+    /// A line of live counters, since the last report so long ago; or all of them as JSON.
+    pub(crate) fn line(&self, last: &Self, passed: Duration, is_json: bool) -> String {
+        if is_json {
+            return serde_json::to_string(self).unwrap_or_default() + "\n";
+        }
+        let (now, before) = (&self.counts, &last.counts);
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / passed.as_secs_f64();
+        let dropped = |of: &Self| of.drops().iter().map(|(count, _)| count).sum::<u64>();
+        format!(
+            "in {:>9.0}/s {:>7.1} Mbit/s  out {:>9.0}/s {:>7.1} Mbit/s  dropped {:>9.0}/s\n",
+            rate(now.received, before.received),
+            rate(now.received_bytes, before.received_bytes) * 8e-6,
+            rate(now.sent, before.sent),
+            rate(now.sent_bytes, before.sent_bytes) * 8e-6,
+            rate(dropped(self), dropped(last)),
+        )
+    }
+
+    /// The last words.
+    pub(crate) fn last_words(&self, seconds: f64, pages_lost: Option<usize>, is_json: bool) -> String {
+        if is_json {
+            #[derive(Serialize)]
+            struct Summary<'a> {
+                seconds: f64,
+                pages_lost: Option<usize>,
+                #[serde(flatten)]
+                report: &'a Report,
+            }
+            return serde_json::to_string(&Summary { seconds, pages_lost, report: self }).unwrap_or_default() + "\n";
+        }
+        let Counts { received, sent, .. } = self.counts;
+        let Pool { fast, slow, refill, ring, cache_full, .. } = self.pool;
+        let mut text = format!("{seconds:.1} s: {received} packets came in, {sent} went out\n");
+        // Writing to a string can't fail.
+        for (count, what) in self.drops() {
+            let _ = writeln!(text, "{count:>12}  {what}");
+        }
+        let _ = writeln!(text, "pool: fast {fast}, slow {slow}, refill {refill}, ring {ring}, cache_full {cache_full}");
+        let _ = match pages_lost {
+            Some(0) => writeln!(text, "all pages came back"),
+            Some(pages) => writeln!(text, "{pages} pages did not come back: a fault of this program, please report it"),
+            None => {
+                writeln!(text, "the pages are left to the kernel, which may still use them (zero copy, or a failure)")
+            }
+        };
+        text
     }
 }
 

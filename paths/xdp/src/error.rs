@@ -59,9 +59,7 @@ impl Error {
     #[must_use]
     pub fn next_step(&self) -> Option<&'static str> {
         Some(match self {
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                "run it as root, or with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF"
-            }
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => PERMISSION,
             // The text says so itself.
             Self::Io { .. } | Self::Request(_) | Self::Memory(_) => return None,
             Self::Unavailable { next, .. } => next,
@@ -73,6 +71,9 @@ impl Error {
         })
     }
 }
+
+/// What to do without permission.
+pub(crate) const PERMISSION: &str = "run it as root, or with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF";
 
 /// What the system said, without the number that Rust adds.
 pub(crate) fn said(error: &io::Error) -> String {

@@ -10,7 +10,7 @@ use smoltcp::wire::{
 use crate::interface::Mac;
 
 /// The bytes before the number, which has 8.
-pub(crate) const HEADERS: usize = ETHERNET_HEADER_LEN + IPV4_HEADER_LEN + UDP_HEADER_LEN;
+const HEADERS: usize = ETHERNET_HEADER_LEN + IPV4_HEADER_LEN + UDP_HEADER_LEN;
 /// The discard service (RFC 863).
 const DISCARD: u16 = 9;
 

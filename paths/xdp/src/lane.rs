@@ -24,7 +24,7 @@ const BURST: u32 = 64;
 /// What a lane does with packets.
 pub(crate) enum Job {
     Drop,
-    /// Sends what comes by a port out of another: its number, by the number of the first.
+    /// Sends what port `i` receives out of port `to[i]`.
     Forward(Vec<usize>),
     Echo(Echo),
     Generate(Generate),
@@ -68,8 +68,8 @@ pub(crate) struct Lane<S: Source<Item = Page>> {
     counts: Counts,
     /// Whether no interface was down when it last sent.
     can_send: bool,
-    /// Since when all packets are made and sent.
-    made: Option<Instant>,
+    /// When the last packet left the send ring.
+    all_sent_since: Option<Instant>,
 }
 
 impl<S: Source<Item = Page>> Lane<S> {
@@ -84,7 +84,7 @@ impl<S: Source<Item = Page>> Lane<S> {
             job,
             counts: Counts::default(),
             can_send: true,
-            made: None,
+            all_sent_since: None,
         }
     }
 
@@ -139,6 +139,7 @@ impl<S: Source<Item = Page>> Lane<S> {
         let ready = self.ports[at].ready()?;
         let (mut received, mut bytes) = (0, 0);
         let mut failed = Ok(());
+        // A loop of its own: to look at the job for each packet costs 0.7 ns (ADR 48).
         if matches!(self.job, Job::Drop) {
             let (port, pages) = (&mut self.ports[at], &mut self.pages);
             for _ in 0..ready {
@@ -209,7 +210,7 @@ impl<S: Source<Item = Page>> Lane<S> {
         if !is_made || self.ports.iter().any(|port| port.unsent() > 0) {
             return false;
         }
-        let since = *self.made.get_or_insert_with(Instant::now);
+        let since = *self.all_sent_since.get_or_insert_with(Instant::now);
         self.counts.completed >= self.counts.sent || since.elapsed() > PATIENCE
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The way of a packet, and of its page:
 //! 1. [`commands`] has the program's subcommands; `run` sets everything up and reports, `lane` is the loop of a thread.
-//! 2. `port` is a queue of an interface. It fills the fill ring with pages of the lane's pool, by 64 in bulk. Until the
+//! 2. `port` is a queue of an interface. It fills the fill ring with pages of the lane's pool, 64 at a time. Until the
 //!    kernel returns it, a page is in a table (`frames`).
 //! 3. The kernel's program (`program`, five instructions) sends the queue's packets to the socket (`umem`), which writes
 //!    each to a page and its address to the receive ring (`ring`).
@@ -28,10 +28,12 @@ mod generate;
 mod interface;
 mod lane;
 pub mod measure;
+mod output;
 mod port;
 mod program;
 mod ring;
 mod run;
+mod signals;
 mod umem;
 
 pub use error::Error;

@@ -7,20 +7,19 @@ use pagemill::{Allocator, Bulk, Error as MemoryError, Exact, Gfp, Page, PageList
 use crate::Error;
 use crate::interface::Interface;
 use crate::lane::{Job, Lane};
-use crate::port::Rings;
+use crate::port::{BATCH, Rings};
 use crate::program::{Attached, Mode};
 use crate::umem::{Shape, Socket, Umem};
 
 const RING: u32 = 2048;
 /// Full rings for receiving, and what the pools and the allocator's own lists keep.
 const PAGES: usize = 8192;
-const BATCH: u32 = 64;
 const PAGE: u64 = pagemill::PAGE_SIZE as u64;
 
 /// Where a receiver's pages come from, and where they go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refill {
-    /// Addresses in a vector, without tables and without a check: no pool can be faster.
+    /// Addresses in a vector, without tables, checks, or slots fetched ahead: the loop that guides have.
     PrivateList,
     /// A page pool that asks the allocator page by page.
     Single {

@@ -14,7 +14,7 @@ use crate::ring::{Desc, Give, Take};
 use crate::umem::{Closed, Umem};
 
 /// Entries of a ring that are moved at once.
-const BATCH: u32 = 64;
+pub(crate) const BATCH: u32 = 64;
 
 /// A socket's rings.
 pub(crate) struct Rings {
@@ -32,7 +32,7 @@ pub(crate) struct Packet<S: Source<Item = Page>> {
 }
 
 impl<S: Source<Item = Page>> Packet<S> {
-    /// An empty packet, whose bytes are what the page's last owner left.
+    /// A packet of `len` bytes at the start of its page. The caller writes them all: they are what the page's last owner left.
     pub(crate) fn new(page: PoolPage<S>, len: usize) -> Self {
         assert!(len <= PAGE_SIZE, "a packet of {len} bytes on a page");
         Self { page, start: 0, len: len as u16 }
@@ -54,7 +54,7 @@ impl<S: Source<Item = Page>> DerefMut for Packet<S> {
 /// The pool of a lane, and what becomes of pages that nobody needs.
 pub(crate) struct Pages<S: Source<Item = Page>> {
     pub(crate) pool: PagePool<S>,
-    /// Whether they go back to the pool; else they leave it for good.
+    /// Whether they go back to the pool; else they leave it for good, as in the rows `release-` of the benchmark.
     pub(crate) is_recycling: bool,
 }
 

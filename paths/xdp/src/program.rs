@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use crate::Error;
+use crate::error::PERMISSION;
 use crate::interface::Interface;
 use crate::umem::Socket;
 
@@ -227,7 +228,7 @@ fn is_not_native(error: &io::Error) -> bool {
 fn refusal(what: &str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::PermissionDenied {
         let what = format!("the kernel does not take {what}: no permission");
-        return Error::Unavailable { what, next: "run it as root, or with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF" };
+        return Error::Unavailable { what, next: PERMISSION };
     }
     Error::io(format!("the kernel does not take {what}"), error)
 }
@@ -263,7 +264,7 @@ impl Flood {
         load(&to_interface(index), b"pagemill_flood").map(Self).map_err(|error| refusal("the program", error))
     }
 
-    /// Sends `count` copies, 64 at a time.
+    /// Sends `count` copies, 64 at a time; fewer if a signal comes. It needs Linux 5.18.
     ///
     /// # Errors
     /// The kernel's, for a packet that is too short or too long.

@@ -103,17 +103,8 @@ impl<T: Entry> Ring<T> {
         self.word(self.at.consumer)
     }
 
-    #[inline]
-    fn slot(&self, position: u32) -> *mut T {
-        let at = self.at.desc as usize + (position & (self.size - 1)) as usize * size_of::<T>();
-        // SAFETY: within the memory: `map` looked.
-        unsafe { self.memory.start.add(at).cast().as_ptr() }
-    }
-}
-
-impl<T: Entry> Ring<T> {
-    /// Has the processor fetch the next slots all at once, to be read or to be written: they lie in the other end's cache. One after
-    /// the other, as they are used, a packet's own work would hide too little of the way.
+    /// Prefetches the next slots together, to be read or to be written. They lie in the other end's cache: fetched one at a time,
+    /// each would stall its packet.
     #[inline]
     fn fetch<const TO_WRITE: bool>(&self, from: u32, count: u32) {
         for at in (0..count).step_by(64 / size_of::<T>()) {
@@ -127,6 +118,13 @@ impl<T: Entry> Ring<T> {
             #[cfg(not(target_arch = "x86_64"))]
             let _ = slot;
         }
+    }
+
+    #[inline]
+    fn slot(&self, position: u32) -> *mut T {
+        let at = self.at.desc as usize + (position & (self.size - 1)) as usize * size_of::<T>();
+        // SAFETY: within the memory: `map` looked.
+        unsafe { self.memory.start.add(at).cast().as_ptr() }
     }
 }
 
@@ -209,14 +207,6 @@ impl<T: Entry> Give<T> {
     }
 }
 
-#[cfg(test)]
-impl<T: Entry> Take<T> {
-    /// Says that it read so many slots more.
-    pub(crate) fn lie(&self, slots: u32) {
-        self.ring.consumer().store(self.next.wrapping_add(slots), Release);
-    }
-}
-
 /// The consumer's end.
 pub(crate) struct Take<T: Entry> {
     ring: Ring<T>,
@@ -268,6 +258,14 @@ impl<T: Entry> Take<T> {
     pub(crate) fn publish(&self) {
         // Release: the slots are read.
         self.ring.consumer().store(self.next, Release);
+    }
+}
+
+#[cfg(test)]
+impl<T: Entry> Take<T> {
+    /// Says that it read so many slots more.
+    pub(crate) fn lie(&self, slots: u32) {
+        self.ring.consumer().store(self.next.wrapping_add(slots), Release);
     }
 }
 

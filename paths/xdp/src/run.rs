@@ -1,6 +1,5 @@
 //! From interfaces to lanes: opens everything, starts the threads, reports while they run, and closes everything in order.
 use std::collections::VecDeque;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -12,20 +11,20 @@ use pagemill::{PAGE_SIZE, Page, PageSource};
 use pagemill_watch::StatsServer;
 
 use crate::Error;
-use crate::commands::output;
-use crate::commands::signals::Stop;
-use crate::counts::{Pool, Report};
+use crate::counts::Report;
 use crate::interface::{Interface, missing};
 use crate::lane::{Job, Lane};
+use crate::output;
 use crate::port::Rings;
 use crate::program::{Attached, Mode};
+use crate::signals::Stop;
 use crate::umem::{Shape, Socket, Umem};
 
 type PageLane = Lane<PageSource<Page>>;
 
 /// What the kernel leaves free in front of a packet, in bytes (`XDP_PACKET_HEADROOM`).
 const HEADROOM: usize = 256;
-/// How long signals, the end of lanes and interfaces are not looked at.
+/// Time between two looks at signals, lanes that ended, and interfaces.
 const NAP: Duration = Duration::from_millis(50);
 
 /// How everything is set up.
@@ -33,13 +32,13 @@ pub(crate) struct Settings {
     pub(crate) mode: Mode,
     /// Slots of each ring.
     pub(crate) ring: u32,
-    /// The UMEM in MiB; else two pages for each slot of a ring and socket.
+    /// The UMEM in MiB. By default, 2 pages for each slot of a ring and 512 more, for each socket, and 1024 in all.
     pub(crate) memory: Option<u32>,
     /// The queues, of each interface; else all.
     pub(crate) queues: Option<Vec<u32>>,
     /// Threads, at most.
     pub(crate) threads: usize,
-    /// How long.
+    /// How long to run; else until it is stopped.
     pub(crate) time: Option<Duration>,
     /// Time between two reports.
     pub(crate) interval: Duration,
@@ -112,7 +111,7 @@ pub(crate) fn open(
     let threads = queues.iter().map(Vec::len).min().unwrap_or(1).min(settings.threads).max(1);
     let (mut umem, mut lanes) = (Umem::new(pages)?, Vec::new());
     lanes.resize_with(threads, Vec::new);
-    // How the first socket gets its packets, all others do.
+    // Sockets that share a UMEM all get their packets as the first one does.
     let is_generic = settings.mode == Mode::Generic || attached.iter().any(|of: &Attached| of.is_generic);
     for (number, (interface, queues)) in interfaces.iter().zip(&queues).enumerate() {
         for (at, &queue) in queues.iter().enumerate() {
@@ -187,7 +186,7 @@ pub(crate) fn run(
         failed = failed.and_then(|()| lane.fill());
         lanes.push_back((lane, ports));
     }
-    // All rings are full: from here on packets come.
+    // The fill rings have their pages: from here on packets come.
     for (lane, ports) in &lanes {
         for (at, (interface, queue)) in ports.iter().enumerate() {
             if let Some(attached) = opened.attached.get(*interface) {
@@ -222,7 +221,8 @@ pub(crate) fn run(
             Err(_) => failed = failed.and(Err(Error::Fault("a thread panicked, so its pages are lost".to_owned()))),
         }
     }
-    let text = close(opened, ended, seconds, settings);
+    let (report, lost) = close(opened, ended);
+    let text = report.last_words(seconds, lost, settings.is_json);
     match failed {
         Ok(()) => Ok(text),
         Err(error) => {
@@ -315,7 +315,7 @@ fn watch(
             }
             let mut report = Report::default();
             reports.iter().for_each(|of| report.add(of));
-            output::line(&shown(&report, &last.1, now - last.0, settings));
+            output::line(&report.line(&last.1, now - last.0, settings.is_json));
             last = (now, report);
         }
         let end = settings.time.map_or(next, |time| next.min(start + time));
@@ -334,26 +334,9 @@ fn answer(lane: &Running, number: u64, mut last: Report) -> Report {
     }
 }
 
-/// A line of the live counters.
-fn shown(report: &Report, last: &Report, passed: Duration, settings: &Settings) -> String {
-    if settings.is_json {
-        return serde_json::to_string(report).unwrap_or_default() + "\n";
-    }
-    let (now, before) = (&report.counts, &last.counts);
-    let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / passed.as_secs_f64();
-    let dropped = |of: &Report| of.drops().iter().map(|(count, _)| count).sum::<u64>();
-    format!(
-        "in {:>9.0}/s {:>7.1} Mbit/s  out {:>9.0}/s {:>7.1} Mbit/s  dropped {:>9.0}/s\n",
-        rate(now.received, before.received),
-        rate(now.received_bytes, before.received_bytes) * 8e-6,
-        rate(now.sent, before.sent),
-        rate(now.sent_bytes, before.sent_bytes) * 8e-6,
-        rate(dropped(report), dropped(last)),
-    )
-}
-
-/// Closes everything: first what the kernel uses, then the pages. Returns the last words.
-fn close(mut opened: Opened, lanes: Vec<PageLane>, seconds: f64, settings: &Settings) -> String {
+/// Closes everything: first what the kernel uses, then the pages. Returns the counters, and how many pages are lost: none;
+/// without a number where the kernel may still use them.
+fn close(mut opened: Opened, lanes: Vec<PageLane>) -> (Report, Option<usize>) {
     let mut report = Report::default();
     for lane in &lanes {
         match lane.report() {
@@ -367,30 +350,5 @@ fn close(mut opened: Opened, lanes: Vec<PageLane>, seconds: f64, settings: &Sett
     let (sockets, rest): (Vec<_>, Vec<_>) = lanes.into_iter().map(Lane::split).unzip();
     let closed = opened.umem.close(sockets.into_iter().flatten().collect());
     let lost = closed.map(|closed| rest.into_iter().map(|rest| rest.end(&closed)).sum::<usize>());
-    if settings.is_json {
-        #[derive(serde::Serialize)]
-        struct Summary<'a> {
-            seconds: f64,
-            pages_lost: Option<usize>,
-            #[serde(flatten)]
-            report: &'a Report,
-        }
-        let summary = Summary { seconds, pages_lost: lost, report: &report };
-        return serde_json::to_string(&summary).unwrap_or_default() + "\n";
-    }
-    let counts = &report.counts;
-    let mut text = String::new();
-    // Writing to a string can't fail.
-    let _ = writeln!(text, "{seconds:.1} s: {} packets came in, {} went out", counts.received, counts.sent);
-    for (count, what) in report.drops() {
-        let _ = writeln!(text, "{count:>12}  {what}");
-    }
-    let Pool { fast, slow, refill, ring, cache_full, .. } = report.pool;
-    let _ = writeln!(text, "pool: fast {fast}, slow {slow}, refill {refill}, ring {ring}, cache_full {cache_full}");
-    let _ = match lost {
-        Some(0) => writeln!(text, "all pages came back"),
-        Some(pages) => writeln!(text, "{pages} pages did not come back: a fault of this program, please report it"),
-        None => writeln!(text, "the pages are left to the kernel, which may still use them (zero copy, or a failure)"),
-    };
-    text
+    (report, lost)
 }

@@ -11,6 +11,7 @@ use rustix::net::xdp::{
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, send, socket_with, sockopt};
 
 use crate::Error;
+use crate::error::PERMISSION;
 use crate::interface::Interface;
 use crate::port::Rings;
 use crate::ring::{Give, Take};
@@ -200,10 +201,7 @@ fn refusal(name: &str, queue: u32, errno: Errno) -> Error {
 fn no_socket(errno: Errno) -> Error {
     let what = || "a socket of AF_XDP cannot be made".to_owned();
     match errno {
-        Errno::PERM | Errno::ACCESS => Error::Unavailable {
-            what: what() + ": no permission",
-            next: "run it as root, or with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF",
-        },
+        Errno::PERM | Errno::ACCESS => Error::Unavailable { what: what() + ": no permission", next: PERMISSION },
         Errno::AFNOSUPPORT => {
             Error::Unavailable { what: what() + ": this kernel has none", next: "use a kernel with CONFIG_XDP_SOCKETS" }
         }
@@ -263,7 +261,7 @@ mod tests {
 
     /// A mapped ring alone would keep the socket, and with it the queue.
     #[test]
-    fn what_is_closed_is_closed() {
+    fn a_closed_queue_can_be_opened_again() {
         std::thread::spawn(|| {
             // SAFETY: only this thread's network namespace changes; no descriptors are shared differently.
             if let Err(errno) = unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {

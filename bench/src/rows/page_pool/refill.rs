@@ -29,8 +29,6 @@ pub(crate) enum Timed {
     Refill,
     /// The part of it that is not the pool's: the source fills 64 slots.
     Source,
-    /// All 64 requests, and letting the pages leave the pool.
-    Taken,
 }
 
 pub(crate) trait Refilled {
@@ -56,15 +54,15 @@ pub(crate) fn rows(backend: &'static str) -> [RefillRow; 2] {
     };
     let single = move |()| {
         let allocator = allocator()?;
-        Ok(Box::new(Pools::new(&allocator, |allocator| OneByOne(allocator.clone()))) as Box<dyn Refilled>)
+        Ok(Box::new(Pools::new(&allocator, |allocator| SinglePages(allocator.clone()))) as Box<dyn Refilled>)
     };
     [Row::plain(BULK_ROW, Kind::Ours, bulk), Row::plain(SINGLE_ROW, Kind::Ours, single)].map(|row| row.on(backend))
 }
 
 /// The allocator, asked for one page at a time: [`Source::fill`] is not overridden.
-struct OneByOne(Allocator);
+struct SinglePages(Allocator);
 
-impl Source for OneByOne {
+impl Source for SinglePages {
     type Item = Page;
 
     #[inline]
@@ -180,10 +178,6 @@ impl<S: Source<Item = Page>> Refilled for Pools<S> {
                     elapsed += start.elapsed();
                     // Backwards for the same reason as in `empty`.
                     self.held.extend(self.slots.iter_mut().rev().filter_map(Option::take));
-                }
-                Timed::Taken => {
-                    is_complete &= self.take_all();
-                    elapsed += start.elapsed();
                 }
             }
             self.free(order, rng);

@@ -53,8 +53,6 @@ impl Back {
 pub(crate) const REFILL: &str = "page-pool-refill";
 /// The part of them that is not the pool's.
 pub(crate) const SOURCE: &str = "page-pool-source";
-/// The pages taken from the pool and released, its requests included.
-pub(crate) const TAKEN: &str = "page-pool-taken";
 /// The orders of the list from which it is refilled.
 pub(crate) const LIST_ORDERS: [ListOrder; 2] = [ListOrder::Random, ListOrder::InOrder];
 
@@ -93,8 +91,8 @@ pub(crate) fn page_pool(run: &mut Run) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
-/// Whether a row was asked for. The table's own rows and floors go with those of the other tables, and
-/// `rte-mempool-64` goes with `rte-mempool`.
+/// Whether this row takes part: a peer if it was named (`rte-mempool-64` by `rte-mempool`), our rows and floors if any
+/// row of their kind was.
 fn is_shown(run: &Run, name: &str, kind: Kind) -> bool {
     run.rows
         .iter()
@@ -125,7 +123,7 @@ fn refill(run: &mut Run) -> Result<Vec<Record>, Error> {
     let mut pools = run.open_all(&rows, ());
     let mut records = Vec::new();
     for order in LIST_ORDERS {
-        for (bench, timed) in [(REFILL, Timed::Refill), (SOURCE, Timed::Source), (TAKEN, Timed::Taken)] {
+        for (bench, timed) in [(REFILL, Timed::Refill), (SOURCE, Timed::Source)] {
             let seed = (order == ListOrder::Random).then_some(run.seed);
             let cell = |row| CellSamples { seed, order: Some(order), ..CellSamples::new(bench, row, REFILL_PAGES) };
             let cells = pools.iter().map(|entrant| cell(entrant.row.row_name())).collect();
@@ -196,7 +194,7 @@ mod tests {
                     orders.for_each(|(bench, _)| check(bench, row.name, n));
                 }
             }
-            for bench in [REFILL, SOURCE, TAKEN] {
+            for bench in [REFILL, SOURCE] {
                 refill::rows(backend).iter().for_each(|row| check(bench, row.name, REFILL_PAGES));
             }
             if machine.second_cpu().is_some() {

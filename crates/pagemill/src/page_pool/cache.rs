@@ -9,7 +9,7 @@ pub(super) const CACHE: usize = 128;
 pub(super) struct Cache<T> {
     slots: Box<[MaybeUninit<Option<T>>; CACHE]>,
     len: usize,
-    /// Empty slots that were found below `len`.
+    /// Empty slots that were met while taking, and are still on the pool's count.
     holes: usize,
 }
 
@@ -23,7 +23,7 @@ impl<T> Cache<T> {
         self.len
     }
 
-    /// The number of items that came into it and have not left it, as far as it knows: with holes.
+    /// The items here that are on the pool's count: those below `len`, and holes that were met.
     #[inline]
     pub(super) fn counted(&self) -> usize {
         self.len + self.holes
@@ -104,7 +104,7 @@ impl<T> Cache<T> {
     }
 
     /// Has `fill` fill the first `n` slots of the empty cache. If it says that it filled all, only the last one is looked at, the
-    /// first to be taken: to look at each costs a fifth of a refill, and a hole is found when its turn comes. Otherwise what it
+    /// first to be taken: to look at each has its cost (ADR 47), and a hole is met when its turn comes. Otherwise what it
     /// left in them counts. All is dropped if it unwinds.
     pub(super) fn fill<E>(
         &mut self,

@@ -18,7 +18,7 @@
 //!
 //! # Invariants
 //! - P1 A page is at one place: in the cache, in the ring, in a handle, or with the source.
-//! - P2 What is shared exists while a page of the pool is somewhere but with the source. A thread that returns a page
+//! - P2 What is shared exists as long as any page of the pool is not with the source. A thread that returns a page
 //!   touches it only before the page can be taken off the count (R2 in `ring.rs`).
 //! - P3 One thread at a time takes from the ring: the one that has the [`PagePool`].
 //!
@@ -27,6 +27,7 @@
 //! was just putting into the ring is passed over there, and lost. Pages that are returned in the child go to the
 //! source.
 //!
+//! # Locks
 //! Only the list of pools has a lock (`record.rs`). The end of a pool waits for threads that are just putting pages
 //! into the ring.
 mod cache;

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 const _: () = assert!(REFILL <= CACHE);
 
-/// Slots of a ring that nobody chose, as in the kernel.
+/// Slots of the ring by default, as in the kernel.
 const RING: usize = 1024;
 const RING_MAX: usize = 32768;
 
@@ -491,13 +491,18 @@ impl<S: Source> PagePool<S> {
 
 impl<S: Source> Drop for PagePool<S> {
     fn drop(&mut self) {
-        self.end_cut();
+        // Not by `put`, which may call the source: before its ring has ended, nothing may unwind.
+        let mut cut = self.cut.take().and_then(|cut| {
+            let page = cut.end();
+            self.own.released_refcnt += u64::from(page.is_none());
+            page
+        });
         self.publish();
         self.shared.get().record.ended.get_or_init(Instant::now);
         // SAFETY: `&mut self`: this thread alone takes from the ring (P3), and it is the last use of the pointer.
         unsafe {
             self.shared.end(|| {
-                let item = self.cache.pop();
+                let item = cut.take().map(PoolPage::into_item).or_else(|| self.cache.pop());
                 self.shared.take_off(self.cache.take_holes());
                 item
             })

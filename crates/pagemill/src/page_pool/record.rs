@@ -2,7 +2,7 @@
 //!
 //! A [`Record`] is a pool's, and outlives it: what is shared has it, and so do an [`Ending`] and an observer that
 //! looks. The count and the ring's positions are there themselves. The consumer's figures are copies, which the
-//! consumer stores when it leaves its fast path.
+//! consumer stores when an allocation finds its cache empty, and in `stats`.
 //!
 //! The list has weak pointers. So the end of a pool, which may come with any page that is returned, changes no list and
 //! takes no lock. Making a pool and looking at all of them do. No fork begins meanwhile: a child finds the lock free.
@@ -23,11 +23,12 @@ pub(super) struct Record {
     pub(super) count: AtomicUsize,
     pub(super) ring_full: AtomicU64,
     positions: Arc<Positions>,
-    consumers: [AtomicU64; CONSUMERS],
+    /// The figures that the consumer stores.
+    figures: [AtomicU64; FIGURES],
 }
 
 /// The number of figures that only the consumer counts.
-const CONSUMERS: usize = 10;
+const FIGURES: usize = 10;
 
 impl Record {
     /// With one on the count, for the consumer; and in the list of all pools.
@@ -40,7 +41,7 @@ impl Record {
             count: AtomicUsize::new(1),
             ring_full: AtomicU64::new(0),
             positions,
-            consumers: core::array::from_fn(|_| AtomicU64::new(0)),
+            figures: core::array::from_fn(|_| AtomicU64::new(0)),
         });
         with_list(|list| {
             // Only before it grows, so that many pools cost no search each.
@@ -59,12 +60,12 @@ impl Record {
         let PagePoolStats { cached, cache_full, released_refcnt, .. } = *of;
         let figures =
             [fast, slow, slow_high_order, empty, refill, waive, cached, cache_full, released_refcnt, in_cache as u64];
-        self.consumers.iter().zip(figures).for_each(|(place, figure)| place.store(figure, Relaxed));
+        self.figures.iter().zip(figures).for_each(|(place, figure)| place.store(figure, Relaxed));
     }
 
     pub(super) fn stats(&self) -> PagePoolStats {
         let [fast, slow, slow_high_order, empty, refill, waive, cached, cache_full, released_refcnt, in_cache] =
-            self.consumers.each_ref().map(|figure| figure.load(Relaxed));
+            self.figures.each_ref().map(|figure| figure.load(Relaxed));
         PagePoolStats {
             fast,
             slow,

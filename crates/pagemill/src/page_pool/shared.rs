@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// Pages that one refill moves, as `PP_ALLOC_CACHE_REFILL`; and that one section of the ring takes.
 pub(super) const REFILL: usize = 64;
 
-/// It ends with the last one taken off the record's count. Whoever returns a page reads it: it shares no cache line
-/// with what the consumer writes.
+/// What the consumer and all handles share. It ends with the last one taken off the record's count. Threads that return
+/// pages read it, so it shares no cache line with what the consumer writes.
 #[repr(align(128))]
 pub(super) struct Shared<S: Source> {
     pub(super) source: S,

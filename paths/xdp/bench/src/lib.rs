@@ -107,9 +107,9 @@ impl Plan {
         };
         let (mut walls, mut works) = (cells(RECEIVE), cells(WORK));
         let count = if self.effort.rounds >= Effort::FULL.rounds { 1 << 20 } else { 1 << 16 };
-        // The first packets of each find cold pages.
+        // The first packets of each find cold pages. A kernel that sends none is too old.
         for entrant in &mut entrants {
-            self.round(entrant, 1 << 14).map_err(Stopped::Failed)?;
+            self.round(entrant, 1 << 14).map_err(|why| Stopped::Absent(why.to_string()))?;
         }
         for (_, at) in in_turns(self.effort.rounds, ROWS.len()) {
             let Figures { wall, work } = self.round(&mut entrants[at], count).map_err(Stopped::Failed)?;

@@ -1,8 +1,6 @@
 //! `pagemill xdp`: the subcommands that forward, drop, answer and make packets. Each is its arguments and a `run`.
 mod generate;
-pub(crate) mod output;
 mod receive;
-pub(crate) mod signals;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -85,7 +83,7 @@ struct Common {
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = slots)]
     ring: u32,
 
-    /// MiB for packets [default: 2 pages for each slot of a ring]
+    /// MiB for packets [default: 2 pages a slot of each queue's ring, and some]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     memory: Option<u32>,
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::signals::Stop;
+use crate::signals::Stop;
 
 /// Whether a line can be written without waiting. A pipe that is ready takes 4096 bytes.
 fn is_ready() -> bool {
