@@ -3,10 +3,11 @@
 mod patience;
 pub(crate) use patience::{PATIENCE, until};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_pagemill");
@@ -117,6 +118,15 @@ pub(crate) fn go_on(child: Child) -> Outcome {
     Outcome::of(child)
 }
 
+/// Reads a pipe to its end.
+fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).unwrap();
+        bytes
+    })
+}
+
 /// How the program ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
@@ -129,21 +139,22 @@ pub(crate) struct Outcome {
 impl Outcome {
     pub(crate) fn of(mut child: Child) -> Self {
         let start = Instant::now();
-        while child.try_wait().unwrap().is_none() {
+        // Read meanwhile: a full pipe would stop it.
+        let (stdout, stderr) = (child.stdout.take().map(read), child.stderr.take().map(read));
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
             if start.elapsed() > PATIENCE {
                 child.kill().unwrap();
                 panic!("the program hangs");
             }
             std::thread::sleep(Duration::from_millis(1));
-        }
-        let output = child.wait_with_output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Self {
-            code: output.status.code(),
-            signal: output.status.signal(),
-            stdout: text(output.stdout),
-            stderr: text(output.stderr),
-        }
+        };
+        let text = |pipe: Option<JoinHandle<Vec<u8>>>| {
+            String::from_utf8(pipe.map_or_else(Vec::new, |pipe| pipe.join().unwrap())).unwrap()
+        };
+        Self { code: status.code(), signal: status.signal(), stdout: text(stdout), stderr: text(stderr) }
     }
 
     /// It succeeded, with nothing on standard error.

@@ -11,7 +11,7 @@ use crate::Error;
 pub use crate::program::Mode;
 use crate::run::Settings;
 
-/// Forward, drop, answer and make packets, past the kernel's network stack
+/// Forward, drop, answer and make packets, past the kernel's own stack
 ///
 /// The interface's packets go to this program as long as it runs, and to the
 /// kernel again when it ends, however it ends. It takes root, or CAP_NET_ADMIN,
