@@ -1,8 +1,8 @@
 //! Pages that circulate: the cache, the ring, fragments, and the end of a pool with pages out (C7).
 use crate::common::{Rng, all, allocator, allocators, assert_all_back, in_child, one_cpu};
 use pagemill::{
-    Allocator, Block, Bulk, Ending, Error, Exact, Gfp, InvalidRequest, Memory, NodeId, Order, PagePool, PagePoolInfo,
-    PagePoolStats, PageSource, PoolPage, Source, Why, page_pools,
+    Allocator, Block, Bulk, Ending, Error, Exact, Gfp, InvalidRequest, Memory, NodeId, Order, Page, PagePool,
+    PagePoolInfo, PagePoolStats, PageSource, PoolPage, Source, Why, page_pools,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -651,4 +651,36 @@ fn bulk_forms_fill_holes_alone_and_return_each_page_to_its_pool() {
         drop(pools);
         assert_all_back(&allocator);
     }
+}
+
+/// The page that fragments are cut from goes to no source that may unwind before the ring has ended.
+#[test]
+fn a_pool_that_ends_with_a_cut_page_and_no_room_ends_whole() {
+    struct Panics(Arc<AtomicUsize>, PageSource<Page>);
+    impl Source for Panics {
+        type Item = Page;
+        fn alloc(&self, request: Bulk<'_, Exact, Page>) -> Result<Option<Page>, Error> {
+            self.1.alloc(request)
+        }
+        fn free(&self, page: Page) {
+            drop(page);
+        }
+        fn free_bulk(&self, slots: &mut [Option<Page>]) {
+            slots.fill_with(|| None);
+            let calls = self.0.fetch_add(1, SeqCst);
+            assert_ne!(calls, 0, "a source that panics on purpose");
+        }
+    }
+    let allocator = Allocator::builder().pages(512).build().unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let mut pool = PagePool::with_ring(Panics(Arc::clone(&calls), PageSource::pages(&allocator)), 1).unwrap();
+    let mut pages: Vec<_> = (0..129).map(|_| pool.alloc(Gfp::NOWAIT).unwrap()).collect();
+    drop(pool.alloc_frag(Gfp::NOWAIT, 64).unwrap());
+    // One fills the ring, and others the cache, which has 62 of 192.
+    drop(pages.pop());
+    pages.drain(..66).for_each(|page| pool.put(page));
+    assert_eq!((calls.load(SeqCst), pool.stats().ring, pool.stats().cache_full), (0, 1, 0));
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(pool))).is_err());
+    drop(pages);
+    assert_all_back(&allocator);
 }
