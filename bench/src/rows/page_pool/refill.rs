@@ -203,7 +203,7 @@ mod tests {
             };
             let mut pools = Pools::new(&allocator, PageSource::pages);
             for order in [ListOrder::Random, ListOrder::InOrder] {
-                for timed in [Timed::Refill, Timed::Source, Timed::Taken] {
+                for timed in [Timed::Refill, Timed::Source] {
                     let slow = |pools: &Pools<_>| pools.pools.iter().map(|pool| pool.stats().slow).sum::<u64>();
                     let before = slow(&pools);
                     pools.rounds(timed, order, 3, &mut rng).unwrap();
