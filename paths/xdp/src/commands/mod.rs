@@ -83,7 +83,7 @@ struct Common {
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = slots)]
     ring: u32,
 
-    /// MiB for packets [default: 2 pages a slot of each queue's ring, and some]
+    /// MiB for packets [default: 2 pages and more for each slot]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     memory: Option<u32>,
 
