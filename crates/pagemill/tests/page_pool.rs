@@ -227,6 +227,94 @@ fn a_source_that_leaves_holes_loses_nothing_and_keeps_nothing_alive() {
     }
 }
 
+#[test]
+fn holes_cost_the_caller_no_slot_and_count_nowhere() {
+    let mut pool = PagePool::new(Holes(Arc::new(Numbers::new(1000))));
+    let first = pool.alloc(Gfp::NOWAIT).unwrap();
+    assert_eq!((pool.stats().fast, pool.in_flight()), (0, 1));
+    let mut slots = [const { None }; 1];
+    assert_eq!(pool.alloc_bulk(Gfp::NOWAIT, &mut slots).unwrap(), 1);
+    let mut more = [const { None }; 60];
+    assert_eq!(pool.alloc_bulk(Gfp::NOWAIT, &mut more).unwrap(), 60);
+    assert!(more.iter().all(Option::is_some));
+    // 62 taken, of which one was for the first refill and one for the second, which began at the 33rd.
+    assert_eq!((pool.stats().fast, pool.stats().slow, pool.in_flight()), (60, 2, 62));
+    assert_eq!(pool.put_bulk(&mut more) + pool.put_bulk(&mut slots), 61);
+    drop(first);
+    assert_eq!(pool.in_flight(), 0);
+}
+
+#[test]
+fn a_source_that_unwinds_in_fill_has_its_items_dropped() {
+    struct Counted(Arc<AtomicUsize>);
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    struct Unwinds(Arc<AtomicUsize>);
+    impl Source for Unwinds {
+        type Item = Counted;
+        fn alloc(&self, _: Bulk<'_, Exact, Counted>) -> Result<Option<Counted>, Error> {
+            unreachable!("it is asked for many")
+        }
+        fn free(&self, item: Counted) {
+            drop(item);
+        }
+        fn fill(&self, _: Bulk<'_, Exact, Counted>, slots: &mut [Option<Counted>]) -> Result<usize, Error> {
+            slots[..10].fill_with(|| Some(Counted(Arc::clone(&self.0))));
+            panic!("a source that panics on purpose");
+        }
+    }
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let mut pool = PagePool::new(Unwinds(Arc::clone(&dropped)));
+    assert!(catch_unwind(AssertUnwindSafe(|| pool.alloc(Gfp::NOWAIT).map(drop))).is_err());
+    assert_eq!((dropped.load(SeqCst), pool.in_flight()), (10, 0));
+}
+
+/// Panics once, as an item goes back.
+struct PanicsOnce(Numbers, AtomicUsize);
+
+impl Source for PanicsOnce {
+    type Item = u32;
+    fn alloc(&self, request: Bulk<'_, Exact, u32>) -> Result<Option<u32>, Error> {
+        self.0.alloc(request)
+    }
+    fn free(&self, number: u32) {
+        self.0.free(number);
+        assert_ne!(self.1.fetch_add(1, SeqCst), 0, "a source that panics on purpose");
+    }
+    fn fill(&self, request: Bulk<'_, Exact, u32>, slots: &mut [Option<u32>]) -> Result<usize, Error> {
+        slots[0] = self.alloc(request)?;
+        Ok(1)
+    }
+    fn node_of(&self, number: &u32) -> Option<NodeId> {
+        self.0.node_of(number)
+    }
+}
+
+#[test]
+fn a_source_that_unwinds_as_pages_go_back_stops_no_figures_and_no_end() {
+    let named = |name: &str| page_pools().into_iter().find(|pool| pool.name == name);
+    let mut pool = PagePool::new(PanicsOnce(Numbers::new(64), AtomicUsize::new(0)));
+    pool = pool.on_node(NodeId::new(1).unwrap()).named("waives");
+    drop(take(&mut pool, 64));
+    assert!(catch_unwind(AssertUnwindSafe(|| pool.alloc(Gfp::NOWAIT).map(drop))).is_err());
+    assert_eq!((pool.stats().waive, pool.in_flight()), (32, 0));
+    drop(pool);
+    assert!(named("waives").is_none(), "it has ended");
+
+    let mut pool = PagePool::new(PanicsOnce(Numbers::new(640), AtomicUsize::new(0))).named("ends");
+    let mut pages = take(&mut pool, 640);
+    let last = pages.pop().flatten().unwrap();
+    drop(pages);
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(pool))).is_err());
+    let seen = named("ends").unwrap();
+    assert_eq!((seen.stats.in_flight, seen.ended.is_some()), (1, true));
+    drop(last);
+    assert!(named("ends").is_none(), "nothing is left of it");
+}
+
 /// Leaves in the slots what it should end.
 struct Leaves;
 

@@ -52,31 +52,33 @@ impl<T> Cache<T> {
         self.pop()
     }
 
-    /// Fills empty slots of the caller's with its items, made into something else, and returns how many. Neither the iterator
-    /// nor `make` must unwind.
+    /// Fills empty slots of the caller's with its items, made into something else. Returns how many, and the slot that the
+    /// iterator delivered last, if it is still empty. Neither the iterator nor `make` must unwind.
     #[inline]
     pub(super) fn hand_out<'s, U: 's>(
         &mut self,
         mut empty: impl Iterator<Item = &'s mut Option<U>>,
         make: impl Fn(T) -> U,
-    ) -> usize {
+    ) -> (usize, Option<&'s mut Option<U>>) {
         // Set once for all: otherwise each item waits for the last one's store.
-        let (mut len, mut count) = (self.len, 0);
+        let (mut len, mut count, mut to) = (self.len, 0, None);
         for slot in self.slots[..len].iter().rev() {
-            let Some(to) = empty.next() else { break };
+            let Some(place) = to.take().or_else(|| empty.next()) else { break };
             len -= 1;
             // SAFETY: it was below `len`, and is not any more: it is taken once.
-            let Some(item) = (unsafe { slot.assume_init_read() }) else {
-                // The caller's slot stays empty.
-                self.holes += 1;
-                break;
-            };
-            // Not assigned, which would look for something to drop.
-            mem::forget(to.replace(make(item)));
+            match unsafe { slot.assume_init_read() } {
+                // Not assigned, which would look for something to drop.
+                Some(item) => mem::forget(place.replace(make(item))),
+                None => {
+                    self.holes += 1;
+                    to = Some(place);
+                    continue;
+                }
+            }
             count += 1;
         }
         self.len = len;
-        count
+        (count, to)
     }
 
     /// The slots that mean nothing, of which the next ones may be written: see [`added`](Self::added).

@@ -25,7 +25,8 @@
 //! # Forks
 //! The child has a copy of the pool, and uses up what is in its cache and its ring. A page that a thread of the parent
 //! was just putting into the ring is passed over there, and lost. Pages that are returned in the child go to the
-//! source.
+//! source. Where parent and child share the memory (a memfd), both would hand out the same pages: such a pool must not
+//! be used in the child, which the types do not prevent.
 //!
 //! # Locks
 //! Only the list of pools has a lock (`record.rs`). The end of a pool waits for threads that are just putting pages

@@ -15,7 +15,6 @@ use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::{Exhausted, Gfp, NodeId, Order, Policy, Why};
 use std::sync::Arc;
-use std::time::Instant;
 
 const _: () = assert!(REFILL <= CACHE);
 
@@ -32,6 +31,9 @@ const RING_MAX: usize = 32768;
 /// Pages keep their contents and their place while they circulate, and so their device address. They come from a
 /// [`Source`]: the page allocator ([`pages`](Self::pages), [`blocks`](Self::blocks)) or a program's own
 /// ([`new`](Self::new)), such as a registered region or a device's memory (C7.6).
+///
+/// A forked child must not use a pool whose memory it shares with its parent (`Memory::memfd`): both have the same pages in
+/// the cache and in the ring.
 ///
 /// Dropping the pool, or [`destroy`](Self::destroy), ends it: pages that are out go back to the source one by one, and
 /// the last one ends what is left of the pool.
@@ -175,7 +177,8 @@ impl<S: Source> PagePool<S> {
     /// turn until one has a page, since the pages that it waits for may come back to the ring.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] if cache and ring are empty and the source has none; the source's error otherwise.
+    /// [`Error::Exhausted`] if cache and ring are empty and the source has none; the source's error otherwise. Flags that
+    /// contradict each other are refused only when the cache is empty.
     #[inline]
     pub fn alloc(&mut self, gfp: Gfp) -> Result<PoolPage<S>, Error> {
         let mut page = match self.cache.pop() {
@@ -262,11 +265,14 @@ impl<S: Source> PagePool<S> {
         let mut holes = slots.iter_mut().filter(|slot| slot.is_none());
         let mut filled = 0;
         loop {
+            let mut hole = None;
             // Pages that are zeroed go one by one.
             if !gfp.contains(Gfp::ZERO) {
-                filled += self.cache.hand_out(&mut holes, |item| PoolPage::new(item, self.shared));
+                let (count, unfilled) = self.cache.hand_out(&mut holes, |item| PoolPage::new(item, self.shared));
+                filled += count;
+                hole = unfilled;
             }
-            let Some(hole) = holes.next() else { return Ok(filled) };
+            let Some(hole) = hole.or_else(|| holes.next()) else { return Ok(filled) };
             match self.alloc(gfp) {
                 Ok(page) => *hole = Some(page),
                 Err(error) if filled == 0 => return Err(error),
@@ -278,25 +284,26 @@ impl<S: Source> PagePool<S> {
 
     /// Fills the empty cache from the ring. Returns how many items were there, of the pool's node or not.
     fn refill(&mut self) -> usize {
-        let popped = match self.node {
-            Some(node) => self.refill_of_node(node),
-            None => {
-                let shared = self.shared.get();
-                let mut room = self.cache.room().iter_mut();
-                let put = |item| match room.next() {
-                    Some(place) => _ = place.write(Some(item)),
-                    None => unreachable!("the cache was empty, and has room for more than a refill"),
-                };
-                // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
-                let popped = unsafe { shared.ring.pop(REFILL, shared.stamp.is_inherited(), put) };
-                // SAFETY: each item was written to the next place.
-                unsafe { self.cache.added(popped) };
-                popped
-            }
+        if let Some(node) = self.node {
+            return self.refill_of_node(node);
+        }
+        let shared = self.shared.get();
+        let mut room = self.cache.room().iter_mut();
+        let put = |item| match room.next() {
+            Some(place) => _ = place.write(Some(item)),
+            None => unreachable!("the cache was empty, and has room for more than a refill"),
         };
+        // SAFETY: `&mut self`: this thread alone takes from the ring (P3).
+        let popped = unsafe { shared.ring.pop(REFILL, shared.stamp.is_inherited(), put) };
+        // SAFETY: each item was written to the next place.
+        unsafe { self.cache.added(popped) };
+        self.count_refill();
+        popped
+    }
+
+    fn count_refill(&mut self) {
         self.own.refilled += self.cache.len() as u64;
         self.own.refill += u64::from(self.cache.len() > 0);
-        popped
     }
 
     /// Takes items of this node alone from the ring; the others go back to the source.
@@ -320,6 +327,9 @@ impl<S: Source> PagePool<S> {
             _ = slot.take().and_then(|item| self.cache.push(item)); // There is room: it was empty.
         }
         self.own.waive += (popped - self.cache.len()) as u64;
+        // Before the others go: the source may unwind.
+        self.count_refill();
+        drop(hand);
         popped
     }
 
@@ -400,7 +410,7 @@ impl<S: Source> PagePool<S> {
     /// Shows observers what the consumer has counted.
     fn publish(&self) {
         let own = &self.own;
-        let taken = own.refilled + own.cached - self.cache.len() as u64;
+        let taken = own.refilled + own.cached - self.cache.counted() as u64;
         let figures = PagePoolStats {
             fast: taken - own.not_fast,
             slow: own.slow,
@@ -498,7 +508,6 @@ impl<S: Source> Drop for PagePool<S> {
             page
         });
         self.publish();
-        self.shared.get().record.ended.get_or_init(Instant::now);
         // SAFETY: `&mut self`: this thread alone takes from the ring (P3), and it is the last use of the pointer.
         unsafe {
             self.shared.end(|| {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Record {
     id: u64,
     pub(super) name: OnceLock<Box<str>>,
-    /// When the consumer ended.
+    /// When the consumer had ended: its cache and its ring are empty.
     pub(super) ended: OnceLock<Instant>,
     /// One for each page that is not with the source, and one for the consumer.
     pub(super) count: AtomicUsize,
@@ -47,6 +47,8 @@ impl Record {
             // Only before it grows, so that many pools cost no search each.
             if list.len() == list.capacity() {
                 list.retain(|record| record.strong_count() > 0);
+                list.shrink_to(4 * list.len());
+                list.reserve(list.len().max(16));
             }
             list.push(Arc::downgrade(&record));
         });

@@ -3,9 +3,12 @@ use super::record::Record;
 use super::ring::Ring;
 use crate::mempool::Source;
 use crate::sync::{Stamp, fence, let_others_on};
+use core::mem;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Pages that one refill moves, as `PP_ALLOC_CACHE_REFILL`; and that one section of the ring takes.
 pub(super) const REFILL: usize = 64;
@@ -129,7 +132,8 @@ impl<S: Source> SharedPtr<S> {
         let shared = self.get();
         // First of all: if the source unwinds, pages that come later go to it all the same.
         shared.ring.end();
-        let mut turn = 0;
+        let record = Arc::clone(&shared.record);
+        let (mut turn, mut panicked) = (0, None);
         loop {
             let mut hand = Hand::new(self);
             let mut slots = hand.slots.iter_mut();
@@ -149,8 +153,20 @@ impl<S: Source> SharedPtr<S> {
                 let_others_on(turn); // A thread has reserved a slot, and is about to fill it.
                 turn += 1;
             }
+            // All go to the source, and the consumer off the count, also if the source unwinds.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(hand))) {
+                match panicked {
+                    None => panicked = Some(payload),
+                    // What a panic brings may unwind as it is dropped.
+                    Some(_) => mem::forget(payload),
+                }
+            }
         }
         self.take_off(1);
+        record.ended.get_or_init(Instant::now);
+        if let Some(payload) = panicked {
+            resume_unwind(payload);
+        }
     }
 }
 
