@@ -532,7 +532,7 @@ fn the_bench_has_figures_of_every_receiver() {
     for name in
         ["private-list", "pool-single", "pool-list", "pool-array", "release-single", "release-list", "release-array"]
     {
-        for bench in ["xdp-receive", "xdp-work"] {
+        for bench in ["xdp-receive", "xdp-work", "xdp-receive-from-socket", "xdp-work-from-socket"] {
             let of = records.iter().find(|record| record["impl"] == name && record["bench"] == bench);
             assert!(of.is_some_and(|record| record["total_ns"].as_f64() > Some(0.0)), "{bench} {name}: {json}");
         }

@@ -32,19 +32,24 @@ pub(crate) enum Job {
 
 /// Packets to make.
 pub(crate) struct Generate {
-    pub(crate) packet: Vec<u8>,
+    packet: Vec<u8>,
     /// The next packet's number, and how far numbers of this lane are apart.
-    pub(crate) number: u64,
-    pub(crate) step: u64,
+    number: u64,
+    step: u64,
     /// Packets that are still to be made.
-    pub(crate) left: u64,
+    left: u64,
     /// Packets a second; as many as it can, without.
-    pub(crate) rate: Option<f64>,
-    pub(crate) since: Instant,
-    pub(crate) made: u64,
+    rate: Option<f64>,
+    since: Instant,
+    made: u64,
 }
 
 impl Generate {
+    /// `left` packets whose numbers begin at `number`, `step` apart.
+    pub(crate) fn new(packet: Vec<u8>, number: u64, step: u64, left: u64, rate: Option<f64>) -> Self {
+        Self { packet, number, step, left, rate, since: Instant::now(), made: 0 }
+    }
+
     /// The packets that are to be made now. What was missed for longer than a tenth of a second is not made up for.
     fn due(&mut self) -> u64 {
         let Some(rate) = self.rate else { return u64::MAX };
@@ -202,6 +207,13 @@ impl<S: Source<Item = Page>> Lane<S> {
             }
         }
         Ok(has_worked)
+    }
+
+    /// Has so many packets made, of a lane that makes packets and has made what it was to.
+    pub(crate) fn make(&mut self, count: u64) {
+        if let Job::Generate(job) = &mut self.job {
+            (job.left, self.all_sent_since) = (count, None);
+        }
     }
 
     /// Whether there is nothing left to do, ever. Packets that were sent come back a little later.

@@ -6,7 +6,7 @@ use pagemill::{Allocator, Bulk, Error as MemoryError, Exact, Gfp, Page, PageList
 
 use crate::Error;
 use crate::interface::Interface;
-use crate::lane::{Job, Lane};
+use crate::lane::{Generate, Job, Lane};
 use crate::port::{BATCH, Rings};
 use crate::program::{Attached, Mode};
 use crate::umem::{Shape, Socket, Umem};
@@ -73,6 +73,47 @@ pub fn receiver(interface: &Interface, refill: Refill) -> Result<Box<dyn Receive
         Refill::List { is_recycling } => pooled(umem, attached, socket, rings, Lists(allocator, source), is_recycling),
         Refill::Array { is_recycling } => pooled(umem, attached, socket, rings, source, is_recycling),
     })
+}
+
+/// A sender on queue 0 of an interface: the lane of `pagemill xdp generate`.
+pub struct Sender {
+    lane: Lane<PageSource<Page>>,
+    umem: Umem,
+}
+
+impl Sender {
+    /// Opens a socket that sends copies of a packet.
+    ///
+    /// # Errors
+    /// What this machine does not have or does not permit.
+    pub fn out_of(interface: &Interface, packet: Vec<u8>) -> Result<Self, Error> {
+        let mut umem = Umem::new(PAGES)?;
+        let shape = Shape { ring: RING, is_generic: false };
+        let socket = umem.open(interface, 0, shape, &mut |_| {})?;
+        let job = Job::Generate(Generate::new(packet, 0, 1, 0, None));
+        let lane = Lane::new(&umem, PageSource::pages(umem.allocator()), vec![socket], job, "sender");
+        Ok(Self { lane, umem })
+    }
+
+    /// Sends so many packets, and waits until they are sent.
+    ///
+    /// # Errors
+    /// What stopped it.
+    pub fn send(&mut self, count: u32) -> Result<(), Error> {
+        self.lane.make(u64::from(count));
+        while !self.lane.is_done() {
+            self.lane.turn()?;
+        }
+        Ok(())
+    }
+
+    /// Closes it. Returns how many pages were lost, as [`Receiver::end`] does.
+    #[must_use]
+    pub fn end(self) -> Option<usize> {
+        let Self { lane, mut umem } = self;
+        let (sockets, rest) = lane.split();
+        umem.close(sockets).map(|closed| rest.end(&closed))
+    }
 }
 
 /// The allocator's pages, asked for one by one.

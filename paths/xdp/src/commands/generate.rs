@@ -1,6 +1,5 @@
 //! `pagemill xdp generate`.
 use std::net::Ipv4Addr;
-use std::time::Instant;
 
 use clap::Args;
 
@@ -66,15 +65,8 @@ pub(super) fn run(args: &GenerateArgs, notice: &mut dyn FnMut(&str)) -> Result<S
         let lane = lane as u64;
         // Packet n is of lane n % lanes.
         let left = args.count.map_or(u64::MAX, |count| (count.saturating_sub(lane)).div_ceil(lanes));
-        Job::Generate(Generate {
-            packet: packet(&ends, size),
-            number: lane,
-            step: lanes,
-            left,
-            rate: args.rate.map(|rate| rate / lanes as f64),
-            since: Instant::now(),
-            made: 0,
-        })
+        let rate = args.rate.map(|rate| rate / lanes as f64);
+        Job::Generate(Generate::new(packet(&ends, size), lane, lanes, left, rate))
     };
     run::run(opened, &settings, job, notice)
 }
