@@ -52,8 +52,8 @@ impl<T> Cache<T> {
         self.pop()
     }
 
-    /// Fills empty slots of the caller's with its items, made into something else. Returns how many, and the slot that the
-    /// iterator delivered last, if it is still empty. Neither the iterator nor `make` must unwind.
+    /// Fills empty slots of the caller's with its items, made into something else, until it meets a hole. Returns how many it
+    /// filled, and the slot that the hole left empty. Neither the iterator nor `make` must unwind.
     #[inline]
     pub(super) fn hand_out<'s, U: 's>(
         &mut self,
@@ -61,24 +61,22 @@ impl<T> Cache<T> {
         make: impl Fn(T) -> U,
     ) -> (usize, Option<&'s mut Option<U>>) {
         // Set once for all: otherwise each item waits for the last one's store.
-        let (mut len, mut count, mut to) = (self.len, 0, None);
+        let (mut len, mut count, mut unfilled) = (self.len, 0, None);
         for slot in self.slots[..len].iter().rev() {
-            let Some(place) = to.take().or_else(|| empty.next()) else { break };
+            let Some(to) = empty.next() else { break };
             len -= 1;
             // SAFETY: it was below `len`, and is not any more: it is taken once.
-            match unsafe { slot.assume_init_read() } {
-                // Not assigned, which would look for something to drop.
-                Some(item) => mem::forget(place.replace(make(item))),
-                None => {
-                    self.holes += 1;
-                    to = Some(place);
-                    continue;
-                }
-            }
+            let Some(item) = (unsafe { slot.assume_init_read() }) else {
+                self.holes += 1;
+                unfilled = Some(to);
+                break;
+            };
+            // Not assigned, which would look for something to drop.
+            mem::forget(to.replace(make(item)));
             count += 1;
         }
         self.len = len;
-        (count, to)
+        (count, unfilled)
     }
 
     /// The slots that mean nothing, of which the next ones may be written: see [`added`](Self::added).
