@@ -34,7 +34,7 @@ const FLOORS: &[&[&str]] = &[
     &["bulk"],
     &["arenas", "background", "give_back", "populate", "stats", "weak"],
     &["builder", "device", "mempool"],
-    &["dma_pool", "page_pool", "runtimes"],
+    &["dma_pool", "page_cache", "page_pool", "runtimes"],
 ];
 
 const CRATES: [&str; 3] = ["pagemill-core", "pagemill-os", "pagemill"];

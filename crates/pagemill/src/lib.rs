@@ -114,6 +114,7 @@ mod list;
 mod memory;
 mod mempool;
 mod misuse;
+mod page_cache;
 mod page_pool;
 mod path;
 #[cfg(all(test, not(any(miri, shuttle))))]

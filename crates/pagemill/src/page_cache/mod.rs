@@ -1,0 +1,5 @@
+//! A page cache with readahead.
+mod backing;
+mod evict;
+mod index;
+mod readahead;
