@@ -4,14 +4,14 @@
 //! only a wake-up ends a wait, and a lost wake-up shows as a deadlock.
 #[cfg(shuttle)]
 pub(crate) use shuttle::{
-    sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, fence},
-    sync::{Mutex, MutexGuard},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence},
+    sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard},
     thread::{Thread, current, park, park_timeout},
 };
 #[cfg(not(shuttle))]
 pub(crate) use std::{
-    sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, fence},
-    sync::{Mutex, MutexGuard},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence},
+    sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard},
     thread::{Thread, current, park, park_timeout},
 };
 

@@ -1,0 +1,270 @@
+//! Reading pages in: the holes of a window are allocated by one request, and read by one vectored read for each run.
+//!
+//! The folios are in the index before the read begins, locked and not up to date. So other readers of these pages find
+//! them and wait: each page is read once. Whoever completes the transfer unlocks them, or takes them out of the index
+//! if the read failed (C8.5).
+use super::backing::ReadTransfer;
+use super::cached::{Cached, no_memory, pieces};
+use super::folio::{AHEAD, ALONE, ATTACHED, EXCLUSIVE, FAILED, LOCKED, MARKER, Number, State, UPTODATE};
+use super::mapping::{byte_of, pages_for};
+use super::shared::Pinned;
+use super::stats::add;
+use super::workers::Urgency;
+use crate::handle::Page;
+use crate::handle::sealed::Word;
+use crate::run::Run;
+use core::ops::Range;
+use core::sync::atomic::Ordering::Acquire;
+use pagemill_core::PAGE_SIZE;
+use std::io;
+
+/// What is to be read.
+pub(super) struct Fetch {
+    /// Pages, up to the file's end.
+    pub(super) window: Range<u64>,
+    /// The page that gets the marker, if it is a hole.
+    pub(super) marker: Option<u64>,
+    /// The pages that were asked for. All others are read ahead.
+    pub(super) asked: Range<u64>,
+    /// The caller waits for the window's first page.
+    pub(super) is_awaited: bool,
+}
+
+/// A run of folios that were put into the index together.
+struct Begun {
+    at: u64,
+    numbers: Vec<Number>,
+    /// The backing has nothing there.
+    is_zero: bool,
+}
+
+impl Cached {
+    /// Begins to read the holes of a window. Returns the number of its pages, from its start on, that are now in the
+    /// cache or on their way.
+    ///
+    /// # Errors
+    /// There is no memory for the page that the caller waits for.
+    pub(super) fn fetch(&self, fetch: &Fetch) -> io::Result<u64> {
+        let (window, index) = (&fetch.window, &self.file.index);
+        let holes = holes(window, |at, max| index.next_hole(at, max), |at, max| index.next_present(at, max));
+        if holes == 0 {
+            return Ok(window.end - window.start);
+        }
+        let mut runs = Vec::new();
+        let got = self.memory_for(holes, fetch.is_awaited, &mut runs)?;
+        let (begun, covered) = self.attach(fetch, got, runs);
+        let counts = self.shared.counters.here();
+        add(&counts.windows, 1);
+        add(&counts.windows_marked, usize::from(!fetch.is_awaited));
+        add(&counts.windows_shortened, usize::from(got < holes));
+        for run in &begun {
+            let pages = (run.at..).zip(run.numbers.iter().copied());
+            self.shared.enqueue(self.file.number, pages);
+        }
+        self.start(begun, fetch);
+        Ok(covered)
+    }
+
+    /// Pages for some of these holes: as many as there is memory for, and one at least if a reader waits for it.
+    fn memory_for(&self, holes: usize, is_awaited: bool, runs: &mut Vec<Run<Page>>) -> io::Result<usize> {
+        let granted = self.shared.reserve(holes);
+        let got = if granted > 0 { self.shared.pages_for(granted, runs) } else { 0 };
+        self.shared.unreserve(granted - got);
+        if got > 0 || !is_awaited {
+            return Ok(got);
+        }
+        // This one may reclaim and wait, and has dirty pages written to make room.
+        self.reserve_hard(1)?;
+        match self.shared.page() {
+            Ok(page) => runs.push(Run::of_page(page.into_word())),
+            Err(error) => {
+                self.shared.unreserve(1);
+                return Err(no_memory(error));
+            }
+        }
+        Ok(1)
+    }
+
+    /// Puts `got` pages into the window's holes. Returns the runs, and up to where the window has no holes any more,
+    /// counted from its start.
+    fn attach(&self, fetch: &Fetch, got: usize, runs: Vec<Run<Page>>) -> (Vec<Begun>, u64) {
+        let mut pages = runs.into_iter().flat_map(Run::into_pages);
+        let mut numbers = Vec::with_capacity(got);
+        let mut left = self.shared.folios.take(got, &mut numbers);
+        let mut begun = Vec::new();
+        let file = &*self.file;
+        let mut index = file.index.lock();
+        // A change of the length is seen here, or sees the pages that are put here (`resize.rs`).
+        let window = fetch.window.start..fetch.window.end.min(pages_for(file.len()));
+        // Acquire pairs with the Release of whoever stores pages. Nothing of the file's is behind it, and a page that
+        // is stored later is dirty now, so it is no hole.
+        let stored = pages_for(file.stored.load(Acquire));
+        let mut at = window.start;
+        let alone = if left == 1 { ALONE } else { 0 };
+        while left > 0 && at < window.end {
+            at = file.index.next_hole(at, window.end - at);
+            if at >= window.end {
+                break;
+            }
+            let end = file.index.next_present(at, window.end - at);
+            let end = if at < stored { end.min(stored) } else { end };
+            let n = left.min((end - at) as usize);
+            let run = numbers.split_off(numbers.len() - n);
+            left -= n;
+            for (at, &number) in (at..).zip(&run) {
+                let Some(mut page) = pages.next() else { unreachable!("as many pages as numbers") };
+                let ahead = if fetch.asked.contains(&at) { 0 } else { AHEAD };
+                let marker = if fetch.marker == Some(at) { MARKER } else { 0 };
+                let filled = if at < stored {
+                    LOCKED
+                } else {
+                    page.fill(0);
+                    UPTODATE
+                };
+                self.shared.folios.begin(number, page, file.number, at, ATTACHED | filled | ahead | marker | alone);
+            }
+            index.insert_run(at, &run).unwrap_or_else(|_| unreachable!("they are holes, and the index is locked"));
+            begun.push(Begun { at, numbers: run, is_zero: at >= stored });
+            at += n as u64;
+        }
+        drop(index);
+        // What others have read meanwhile, or what there is no folio for.
+        let spare: Vec<Page> = pages.collect();
+        self.shared.unreserve(spare.len());
+        self.shared.folios.put_back(&numbers);
+        (begun, at.min(window.end).saturating_sub(window.start))
+    }
+
+    /// Begins the transfers of these runs. The one that a reader waits for is made on this thread, as the last.
+    fn start(&self, begun: Vec<Begun>, fetch: &Fetch) {
+        let mut here = None;
+        for run in begun {
+            if run.is_zero {
+                for &number in &run.numbers {
+                    self.shared.unpin(number, self.shared.folios.get(number), 1);
+                }
+                continue;
+            }
+            let counts = self.shared.counters.here();
+            add(&counts.reads, 1);
+            add(&counts.read, run.numbers.len());
+            let ahead = (run.at..).take(run.numbers.len()).filter(|at| !fetch.asked.contains(at)).count();
+            add(&counts.read_ahead, ahead);
+            let is_awaited = fetch.is_awaited && run.at == fetch.window.start;
+            let transfer = self.transfer(run);
+            if is_awaited {
+                here = Some(transfer);
+            } else {
+                self.file.io.read(transfer, Urgency::Ahead);
+            }
+        }
+        if let Some(transfer) = here {
+            self.file.io.read_here(transfer);
+        }
+    }
+
+    fn transfer(&self, run: Begun) -> ReadTransfer {
+        let folio = |&number: &Number| self.shared.folios.get(number);
+        let memory = pieces(run.numbers.iter().map(|number| folio(number).addr()));
+        let (cached, at) = (self.clone(), run.at);
+        let done = Box::new(move |result| cached.read_ended(at, &run.numbers, result));
+        // SAFETY: the folios are locked and not up to date, so nothing else touches their pages before `read_ended`
+        // unlocks them (L5); each has the transfer's pin, so no page is freed before (L3).
+        unsafe { ReadTransfer::new(byte_of(at), memory, done) }
+    }
+
+    /// Ends a read of neighbouring pages, with how many bytes came.
+    fn read_ended(&self, at: u64, numbers: &[Number], result: io::Result<usize>) {
+        let bytes = match result {
+            Ok(bytes) => bytes,
+            Err(error) => return self.read_failed(at, numbers, error),
+        };
+        let whole = (bytes / PAGE_SIZE).min(numbers.len());
+        let (filled, rest) = numbers.split_at(whole);
+        filled.iter().for_each(|&number| self.unlock_read(number));
+        if rest.is_empty() {
+            return;
+        }
+        // Short: right only where the file ends. A page that is partly in the file ends with zeros.
+        let end = byte_of(at) + bytes as u64;
+        if end < self.file.stored.load(Acquire).min(self.file.len()) {
+            let error = io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("the backing ends at byte {end}: it was cut by somebody else than this cache"),
+            );
+            return self.read_failed(at + whole as u64, rest, error);
+        }
+        for (i, &number) in rest.iter().enumerate() {
+            let kept = if i == 0 { bytes % PAGE_SIZE } else { 0 };
+            let page = self.shared.folios.get(number).as_ptr();
+            // SAFETY: the page is the transfer's until it is unlocked, as in `transfer`.
+            unsafe { page.add(kept).write_bytes(0, PAGE_SIZE - kept) };
+            self.unlock_read(number);
+        }
+    }
+
+    /// Lets others see a page that was read.
+    fn unlock_read(&self, number: Number) {
+        let folio = self.shared.folios.get(number);
+        let before = folio.turn(UPTODATE, LOCKED, 0);
+        self.shared.waits.wake(number, folio, before);
+        self.shared.unpin(number, folio, 1);
+    }
+
+    /// Takes pages out of the cache that could not be read.
+    fn read_failed(&self, at: u64, numbers: &[Number], error: io::Error) {
+        add(&self.shared.counters.here().reads_failed, 1);
+        self.file.read_failed(error);
+        let mut index = self.file.index.lock();
+        for (at, &number) in (at..).zip(numbers) {
+            // With the lock (L2). If the file was cut meanwhile, it is off already.
+            if self.shared.folios.get(number).clear(ATTACHED).has(ATTACHED) {
+                index.remove(at);
+            }
+        }
+        drop(index);
+        for &number in numbers {
+            let folio = self.shared.folios.get(number);
+            let before = folio.turn(FAILED, LOCKED, 0);
+            self.shared.waits.wake(number, folio, before);
+            self.shared.unpin(number, folio, 1);
+        }
+    }
+
+    /// Sleeps until a page that is being read, or changed, may be read. Returns whether it may: otherwise it is not in
+    /// the file any more, and the caller looks again.
+    ///
+    /// # Errors
+    /// The page could not be read.
+    pub(super) fn wait_for_page(&self, page: &Pinned<'_>) -> io::Result<bool> {
+        let is_over = |state: State| {
+            state.has(UPTODATE) && !state.has(EXCLUSIVE) || !state.has_any(LOCKED | EXCLUSIVE)
+        };
+        let state = page.wait(is_over);
+        match () {
+            () if state.has(UPTODATE) => Ok(true),
+            // If it was one page of many, another may be at fault.
+            () if state.has(FAILED | ALONE) => Err(self.file.read_error()),
+            () => Ok(false),
+        }
+    }
+}
+
+/// The number of holes in a range.
+fn holes(
+    range: &Range<u64>,
+    next_hole: impl Fn(u64, u64) -> u64,
+    next_present: impl Fn(u64, u64) -> u64,
+) -> usize {
+    let (mut at, mut holes) = (range.start, 0);
+    while at < range.end {
+        let hole = next_hole(at, range.end - at);
+        if hole >= range.end {
+            break;
+        }
+        at = next_present(hole, range.end - hole);
+        holes += at - hole;
+    }
+    holes as usize
+}
+

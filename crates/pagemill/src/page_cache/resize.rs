@@ -1,0 +1,142 @@
+//! Pages that leave their file: it is cut, they are let go, or its last opener closes it.
+use super::cached::Cached;
+use super::folio::{DIRTY, LOCKED, WRITEBACK};
+use super::mapping::pages_for;
+use super::write::Patch;
+use super::writeback::Patience;
+use crate::handle::Page;
+use core::ops::Range;
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use pagemill_core::PAGE_SIZE;
+use std::io;
+use std::sync::PoisonError;
+
+impl Cached {
+    /// Changes the file's length, here and in the backing.
+    ///
+    /// The new length is set first, so that no read adds a page behind it; then the backing is cut; then the pages go
+    /// that were there before. A read of the last page that began before the cut may bring bytes from behind the new
+    /// end: that page is waited for, and its end becomes zeros.
+    pub(super) fn set_len(&self, len: u64) -> io::Result<()> {
+        if len > i64::MAX as u64 {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a file has at most 2^63 - 1 bytes"));
+        }
+        let file = &*self.file;
+        let _length = file.resizing.write().unwrap_or_else(PoisonError::into_inner);
+        let before = file.len();
+        // If the last page is lent, its end becomes zeros in a copy.
+        let spare = if len < before && len % PAGE_SIZE as u64 > 0 { Some(self.one_page()?) } else { None };
+        if len < before {
+            // Release, here and below: as in `lengthen`.
+            file.size.store(len, Release);
+        }
+        // None begins while this thread has the length.
+        file.wait_for_writes();
+        if let Err(error) = file.io.set_len(len) {
+            file.size.store(before, Release);
+            self.shared.unreserve(usize::from(spare.is_some()));
+            return Err(error);
+        }
+        file.stored.store(len, Release);
+        file.size.store(len, Release);
+        if len < before {
+            self.cut(len, spare)?;
+        }
+        Ok(())
+    }
+
+    /// Takes out what lies behind a new end, and makes zeros of what the last page has behind it.
+    fn cut(&self, len: u64, spare: Option<Page>) -> io::Result<()> {
+        let mut over = Vec::new();
+        self.file.index.lock().remove_range(pages_for(len)..u64::MAX, |_, number| {
+            if self.detach(number.get()) {
+                over.push(number.get());
+            }
+            false
+        });
+        self.shared.retire(&over);
+        let kept = (len % PAGE_SIZE as u64) as usize;
+        match self.locked(len / PAGE_SIZE as u64) {
+            Some(page) if kept > 0 => {
+                let zeros = Patch { page: len / PAGE_SIZE as u64, start: kept, bytes: &[0; PAGE_SIZE][kept..] };
+                self.overwrite(page, &zeros, false, spare)
+            }
+            _ => {
+                self.shared.unreserve(usize::from(spare.is_some()));
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets pages go that are clean and that nobody has. Returns how many of the range stay.
+    pub(super) fn invalidate(&self, pages: Range<u64>) -> usize {
+        let (mut over, mut kept) = (Vec::new(), 0);
+        self.file.index.lock().remove_range(pages, |_, number| {
+            let folio = self.shared.folios.get(number.get());
+            let state = folio.state();
+            let is_free = state.pins() == 0 && !state.has_any(DIRTY | WRITEBACK | LOCKED);
+            // Only if nobody pins it meanwhile.
+            let is_gone = is_free && folio.change(|now| (now == state).then(|| now.ended())).is_ok();
+            if is_gone {
+                over.push(number.get());
+            } else {
+                kept += 1;
+            }
+            !is_gone
+        });
+        self.shared.retire(&over);
+        kept
+    }
+
+    /// Lets pages go, or puts them first in line for eviction where somebody has them, or they are to be written.
+    pub(super) fn let_go(&self, pages: Range<u64>) {
+        if self.invalidate(pages.clone()) == 0 {
+            return;
+        }
+        let mut numbers = Vec::new();
+        self.file.index.lock().range(pages, |_, number| numbers.push(number.get()));
+        self.shared.demote(&numbers);
+    }
+
+    /// Ends the file: the last opener has gone. What is dirty is written, and what cannot be written is lost; the error
+    /// says so.
+    pub(super) fn end(&self) -> io::Result<()> {
+        let file = &*self.file;
+        self.write_back(0..u64::MAX, usize::MAX, Patience::All);
+        // Relaxed: nobody else has the file.
+        let lost = file.dirty.load(Relaxed);
+        let mut over = Vec::new();
+        file.index.lock().remove_range(0..u64::MAX, |_, number| {
+            if self.detach(number.get()) {
+                over.push(number.get());
+            }
+            false
+        });
+        self.shared.retire(&over);
+        self.shared.remove_file(file.number);
+        match lost {
+            0 => Ok(()),
+            _ => Err(io::Error::other(format!("{lost} dirty pages could not be written, and are lost"))),
+        }
+    }
+
+    /// Takes the backing's length again, where others than this cache change it. Returns the new length.
+    pub(super) fn refresh(&self) -> io::Result<u64> {
+        let file = &*self.file;
+        let _length = file.resizing.write().unwrap_or_else(PoisonError::into_inner);
+        file.wait_for_writes();
+        let len = file.io.len()?;
+        let stored = file.stored.swap(len, Release);
+        if len < file.len() && file.len() <= stored {
+            file.size.store(len, Release);
+            let spare = if len.is_multiple_of(PAGE_SIZE as u64) { None } else { Some(self.one_page()?) };
+            self.cut(len, spare)?;
+        } else if len > file.len() {
+            // The last page may have been read when it was the file's end.
+            let tail = stored / PAGE_SIZE as u64..stored / PAGE_SIZE as u64 + 1;
+            self.invalidate(tail);
+            file.size.store(len, Release);
+        }
+        Ok(len)
+    }
+}

@@ -1,0 +1,383 @@
+//! What all files of a cache share: the folios, the queues for eviction, the limit, the files by their numbers.
+//!
+//! A page enters by [`Shared::reserve`], [`Shared::pages_for`] and `fill.rs` or `write.rs`, and leaves by
+//! [`Shared::evict`] or, where its file lets it go, by [`Shared::unpin`] and [`Shared::retire`].
+//!
+//! # Locks
+//! `queues` comes after the lock of an index. Under it an index is locked only if that needs no waiting. `files` comes
+//! after `queues`. Nobody allocates pages, calls a backing or waits for a transfer under one of them.
+use super::evict::{Look, Queues};
+use super::folio::{
+    AHEAD, ATTACHED, DIRTY, Folio, Folios, LOCKED, Number, QUEUED, WRITEBACK,
+};
+use super::mapping::Mapping;
+use super::index::Nodes;
+use super::readahead::Decision;
+use super::stats::{Counters, PageCacheStats, add};
+use super::trace::{ReadaheadDecision, Trace};
+use super::wait::Waits;
+use super::workers::Workers;
+use crate::allocator::Allocator;
+use crate::background::Registered;
+use crate::bulk::Bulk;
+use crate::error::Error;
+use crate::handle::{Page, free_pages_bulk};
+use crate::process::Stamp;
+use crate::run::Run;
+use crate::sync::{AtomicUsize, Mutex, MutexGuard};
+use core::sync::atomic::Ordering::Relaxed;
+use pagemill_core::Gfp;
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, PoisonError, TryLockError};
+
+pub(super) struct Shared {
+    pub(super) allocator: Allocator,
+    pub(super) folios: Folios,
+    pub(super) nodes: Arc<Nodes>,
+    pub(super) waits: Waits,
+    pub(super) counters: Counters,
+    pub(super) workers: Arc<Workers>,
+    queues: Mutex<Queues>,
+    files: Mutex<Files>,
+    /// Pages that it may have.
+    pub(super) limit: AtomicUsize,
+    /// Pages that it has or is about to get.
+    pub(super) pages: AtomicUsize,
+    /// Pages that are to be written.
+    pub(super) dirty: AtomicUsize,
+    /// Writers write back beyond so many dirty pages.
+    pub(super) dirty_max: usize,
+    /// Pages of the largest window of readahead.
+    pub(super) window: u32,
+    pub(super) stamp: Stamp,
+    pub(super) name: Box<str>,
+    trace: Option<Trace>,
+    shrinkers: OnceLock<[Registered; 2]>,
+}
+
+/// What the builder was told.
+pub(super) struct Sizes {
+    pub(super) limit: usize,
+    pub(super) dirty: usize,
+    pub(super) window: u32,
+    pub(super) threads: usize,
+}
+
+#[derive(Default)]
+struct Files {
+    by_number: HashMap<u32, Arc<Mapping>>,
+    last: u32,
+}
+
+/// Pages are evicted so many at a time, whose addresses and numbers are on the stack.
+const AT_ONCE: usize = 64;
+
+impl Shared {
+    pub(super) fn new(allocator: Allocator, sizes: Sizes, name: Box<str>, trace: Option<Trace>) -> Self {
+        let Sizes { limit, dirty, window, threads } = sizes;
+        // As many folios as pages, and some for those that a request has in hand while others are evicted.
+        let capacity = u32::try_from(limit + limit / 8 + 1024).unwrap_or(u32::MAX - 1);
+        Self {
+            allocator,
+            folios: Folios::new(capacity),
+            nodes: Nodes::new(),
+            waits: Waits::new(),
+            counters: Counters::new(),
+            workers: Arc::new(Workers::new(threads)),
+            queues: Mutex::new(Queues::new(u32::try_from(limit).unwrap_or(u32::MAX))),
+            files: Mutex::default(),
+            limit: AtomicUsize::new(limit),
+            pages: AtomicUsize::new(0),
+            dirty: AtomicUsize::new(0),
+            dirty_max: dirty,
+            window,
+            stamp: Stamp::here(),
+            name,
+            trace,
+            shrinkers: OnceLock::new(),
+        }
+    }
+
+    /// Keeps the shrinkers registered for as long as this lives.
+    pub(super) fn keep(&self, shrinkers: [Registered; 2]) {
+        _ = self.shrinkers.set(shrinkers);
+    }
+
+    /// Shows a decision to whoever traces.
+    pub(super) fn trace(&self, file: u32, decision: &Decision) {
+        if let Some(trace) = &self.trace {
+            trace(&ReadaheadDecision::new(file, decision));
+        }
+    }
+
+    pub(super) fn stats(&self) -> PageCacheStats {
+        // Relaxed: figures.
+        PageCacheStats {
+            pages: self.pages.load(Relaxed) as u64,
+            dirty: self.dirty.load(Relaxed) as u64,
+            limit: self.limit.load(Relaxed) as u64,
+            metadata: (self.folios.bytes() + self.nodes.bytes()) as u64,
+            ..self.counters.sum()
+        }
+    }
+
+    pub(super) fn set_limit(&self, pages: usize) {
+        self.limit.store(pages, Relaxed);
+        self.queues().set_capacity(u32::try_from(pages).unwrap_or(u32::MAX));
+        self.evict(self.pages.load(Relaxed).saturating_sub(pages), true);
+    }
+
+    /// Adds a file, which `make` makes for its number.
+    pub(super) fn add_file<E>(&self, make: impl FnOnce(u32) -> Result<Mapping, E>) -> Result<Arc<Mapping>, E> {
+        let number = {
+            let mut files = self.files();
+            let mut next = files.last.wrapping_add(1);
+            while files.by_number.contains_key(&next) {
+                next = next.wrapping_add(1);
+            }
+            files.last = next;
+            next
+        };
+        // Without the lock: it asks the backing for its length.
+        let file = Arc::new(make(number)?);
+        self.files().by_number.insert(number, file.clone());
+        Ok(file)
+    }
+    pub(super) fn remove_file(&self, number: u32) {
+        let removed = self.files().by_number.remove(&number);
+        drop(removed); // Not under the lock: it may be the last reference.
+    }
+    fn file(&self, number: u32) -> Option<Arc<Mapping>> {
+        self.files().by_number.get(&number).cloned()
+    }
+    /// All files, in no order.
+    pub(super) fn all_files(&self) -> Vec<Arc<Mapping>> {
+        self.files().by_number.values().cloned().collect()
+    }
+    fn files(&self) -> MutexGuard<'_, Files> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The folio of a page, pinned, if the page is in the cache.
+    #[inline]
+    pub(super) fn pinned(&self, file: u32, at: u64, number: Number) -> Option<Pinned<'_>> {
+        let folio = self.folios.get(number);
+        let state = folio.pin();
+        let pinned = Pinned { shared: self, folio, number };
+        // If it is another page's, the drop gives the pin back.
+        folio.is_page(state, file, at).then_some(pinned)
+    }
+
+    /// Takes pins of the caller's away, and frees the page if it left its file and these were the last.
+    #[inline]
+    pub(super) fn unpin(&self, number: Number, folio: &Folio, pins: u64) {
+        let now = folio.unpin(pins);
+        if now.pins() == 0 && !now.has(ATTACHED) {
+            self.end(number, folio);
+        }
+    }
+    #[cold]
+    fn end(&self, number: Number, folio: &Folio) {
+        if folio.end() {
+            self.retire(&[number]);
+        }
+    }
+
+    /// Makes room for `n` more pages, and returns for how many there is: `n`, unless pages must be evicted and cannot
+    /// be. The caller gives back what it does not use by [`Self::unreserve`].
+    pub(super) fn reserve(&self, n: usize) -> usize {
+        // Relaxed here and below: a number that is compared, and orders nothing.
+        let limit = self.limit.load(Relaxed);
+        let over = (self.pages.fetch_add(n, Relaxed) + n).saturating_sub(limit);
+        if over == 0 {
+            return n;
+        }
+        self.evict(over.max(AT_ONCE.min(limit / 8)), true);
+        let over = self.pages.load(Relaxed).saturating_sub(self.limit.load(Relaxed)).min(n);
+        self.unreserve(over);
+        n - over
+    }
+    pub(super) fn unreserve(&self, n: usize) {
+        if n > 0 {
+            self.pages.fetch_sub(n, Relaxed);
+        }
+    }
+
+    /// Up to `n` pages by one request, which neither tries hard nor warns (C8.3).
+    pub(super) fn pages_for(&self, n: usize, runs: &mut Vec<Run<Page>>) -> usize {
+        let request = Bulk::up_to(n).gfp(Gfp::KERNEL | Gfp::NORETRY | Gfp::NOWARN);
+        // It has no other error than that the flags are invalid inside a shrinker or a signal handler.
+        self.allocator.alloc_pages_bulk_runs(request, runs).map_or(0, |delivered| delivered.blocks)
+    }
+    /// One page, for which the request tries harder.
+    pub(super) fn page(&self) -> Result<Page, Error> {
+        self.allocator.alloc_page(Gfp::KERNEL)
+    }
+
+    /// Puts folios into the queues. The caller has them pinned; `key` names their pages over time.
+    pub(super) fn enqueue(&self, file: u32, pages: impl Iterator<Item = (u64, Number)>) {
+        let mut queues = self.queues();
+        for (at, number) in pages {
+            self.folios.get(number).set(QUEUED);
+            queues.insert(number, key_of(file, at));
+        }
+    }
+    /// Puts the copy of a page in its place in the queues. The caller has both pinned.
+    pub(super) fn enqueue_copy(&self, old: Number, new: Number) {
+        let mut queues = self.queues();
+        if self.folios.get(old).clear(QUEUED).has(QUEUED) {
+            self.folios.get(new).set(QUEUED);
+            queues.replace(old, new);
+        }
+    }
+    /// Puts pages first in line for eviction.
+    pub(super) fn demote(&self, numbers: &[Number]) {
+        let mut queues = self.queues();
+        for &number in numbers.iter().filter(|&&number| self.folios.get(number).state().has(QUEUED)) {
+            queues.demote(number);
+        }
+    }
+
+    /// Evicts up to `wanted` pages that are clean and that nobody has, those first that were used least. Returns how
+    /// many. Does nothing if it may not wait and another thread has the queues.
+    pub(super) fn evict(&self, wanted: usize, may_wait: bool) -> usize {
+        let mut evicted = 0;
+        while evicted < wanted {
+            let mut victims = [0; AT_ONCE];
+            let most = (wanted - evicted).min(AT_ONCE);
+            let mut found = 0;
+            let mut files = LastFile { shared: self, last: None };
+            let mut queues = match self.queues.try_lock() {
+                Ok(queues) => queues,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if may_wait => self.queues(),
+                Err(TryLockError::WouldBlock) => break,
+            };
+            queues.evict(most, |number| {
+                let look = self.look(number, &mut files);
+                if look == Look::Taken {
+                    victims[found] = number;
+                    found += 1;
+                }
+                look
+            });
+            drop(queues);
+            drop(files); // Maybe the last reference to a file.
+            self.free(&victims[..found]);
+            evicted += found;
+            if found < most {
+                break;
+            }
+        }
+        add(&self.counters.here().evicted, evicted);
+        evicted
+    }
+
+    /// Looks at a candidate for eviction, under the lock of the queues, and takes it out of its file if it may go.
+    fn look(&self, number: Number, files: &mut LastFile<'_>) -> Look {
+        let folio = self.folios.get(number);
+        let state = folio.state();
+        if state.pins() > 0 || !state.has(ATTACHED) || state.has_any(DIRTY | WRITEBACK | LOCKED) {
+            return Look::Busy;
+        }
+        if state.uses() > 0 {
+            // If it fails, somebody uses it at this moment.
+            _ = folio.change(|now| (now == state).then(|| now.used_less()));
+            return Look::Used;
+        }
+        let (file, at) = (folio.file(), folio.at());
+        let Some(file) = files.get(file) else { return Look::Busy };
+        let Some(mut index) = file.index.try_lock() else { return Look::Busy };
+        // With the lock of its index (L2), and only if nothing has changed: nobody has it pinned.
+        if folio.change(|now| (now == state).then(|| now.ended().without(QUEUED))).is_err() {
+            return Look::Busy;
+        }
+        index.remove(at);
+        if state.has(AHEAD) {
+            add(&self.counters.here().ahead_unused, 1);
+        }
+        Look::Taken
+    }
+
+    /// Frees the pages of folios whose end the caller has claimed, by [`Folio::end`].
+    pub(super) fn retire(&self, numbers: &[Number]) {
+        if numbers.iter().any(|&number| self.folios.get(number).state().has(QUEUED)) {
+            let mut queues = self.queues();
+            for &number in numbers {
+                if self.folios.get(number).clear(QUEUED).has(QUEUED) {
+                    queues.remove(number);
+                }
+            }
+        }
+        self.free(numbers);
+    }
+
+    /// Frees pages that are in no queue.
+    fn free(&self, numbers: &[Number]) {
+        for numbers in numbers.chunks(AT_ONCE) {
+            let mut pages = [const { None }; AT_ONCE];
+            for (page, &number) in pages.iter_mut().zip(numbers) {
+                *page = Some(self.folios.page_of(number));
+            }
+            free_pages_bulk(&mut pages);
+            self.folios.put_back(numbers);
+            self.unreserve(numbers.len());
+        }
+    }
+}
+
+/// The file that was looked up last: neighbours in a queue are often of one file.
+struct LastFile<'s> {
+    shared: &'s Shared,
+    last: Option<Arc<Mapping>>,
+}
+
+impl LastFile<'_> {
+    fn get(&mut self, number: u32) -> Option<&Mapping> {
+        if self.last.as_ref().is_none_or(|file| file.number != number) {
+            self.last = self.shared.file(number);
+        }
+        self.last.as_deref()
+    }
+}
+
+/// A page's name in the memory of what was evicted.
+fn key_of(file: u32, at: u64) -> u64 {
+    // The finish of splitmix64: each bit of the name changes half of the result's.
+    let mixed = (at ^ u64::from(file) << 40).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+/// A pin of a folio, given back when this is dropped.
+pub(super) struct Pinned<'s> {
+    pub(super) shared: &'s Shared,
+    pub(super) folio: &'s Folio,
+    pub(super) number: Number,
+}
+
+impl Pinned<'_> {
+    /// Keeps the pin: the caller gives it back by [`Shared::unpin`].
+    pub(super) fn keep(self) -> Number {
+        core::mem::ManuallyDrop::new(self).number
+    }
+    /// Sleeps until the folio's word is as `is_over` wants it.
+    pub(super) fn wait(&self, is_over: impl Fn(State) -> bool) -> State {
+        self.shared.waits.wait(self.number, self.folio, is_over)
+    }
+    /// Wakes those who wait for a change of the word, which was `before`.
+    pub(super) fn wake(&self, before: State) {
+        self.shared.waits.wake(self.number, self.folio, before);
+    }
+}
+
+impl Drop for Pinned<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.shared.unpin(self.number, self.folio, 1);
+    }
+}

@@ -1,0 +1,51 @@
+//! Sleeping until a folio's word changes: readers of a page that is being read, writers of one that is locked.
+//!
+//! Threads sleep in one of a few rows, which the folio's number chooses. A thread sets `WAITERS` in the word under the
+//! lock of its row, and looks again before it sleeps. Whoever makes the change that it waits for clears `WAITERS` by
+//! the same step or later, and if it was set wakes the row under the same lock. So no thread sleeps over its change.
+use super::folio::{Folio, Number, State, WAITERS};
+use crate::sync::{Condvar, Mutex};
+use std::sync::PoisonError;
+
+/// Threads that wait for different folios seldom share a row.
+const ROWS: usize = 64;
+
+pub(super) struct Waits {
+    rows: Box<[(Mutex<()>, Condvar)]>,
+}
+
+impl Waits {
+    pub(super) fn new() -> Self {
+        Self { rows: (0..ROWS).map(|_| (Mutex::new(()), Condvar::new())).collect() }
+    }
+
+    /// Sleeps until the word is as `is_over` wants it, and returns it. The caller has pinned the folio.
+    pub(super) fn wait(&self, number: Number, folio: &Folio, is_over: impl Fn(State) -> bool) -> State {
+        let (lock, changed) = &self.rows[number as usize % ROWS];
+        let mut held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let state = folio.set(WAITERS);
+            if is_over(state) {
+                // `WAITERS` stays: others may sleep for another change. At worst somebody wakes nobody.
+                return state;
+            }
+            held = changed.wait(held).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Wakes those who wait for a folio, after its word was changed; `before` is the word before the change.
+    #[inline]
+    pub(super) fn wake(&self, number: Number, folio: &Folio, before: State) {
+        if before.has(WAITERS) {
+            self.wake_row(number, folio);
+        }
+    }
+    #[cold]
+    fn wake_row(&self, number: Number, folio: &Folio) {
+        let (lock, changed) = &self.rows[number as usize % ROWS];
+        let held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        folio.clear(WAITERS);
+        changed.notify_all();
+        drop(held);
+    }
+}

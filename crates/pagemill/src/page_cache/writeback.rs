@@ -1,0 +1,272 @@
+//! Write-back: dirty pages go to the backing, in runs of neighbours.
+//!
+//! A page on its way has `WRITEBACK` and a pin, so it is neither changed nor freed. The mark `Writeback` of its place
+//! in the index says the same of the place: where a copy has taken it meanwhile, the copy waits for the end of the
+//! write, so that two writes of one place never overlap.
+//!
+//! A page whose write fails stays dirty, and the error goes to each opener's next `sync`. If the backing fails to make
+//! durable what it was given, everything that was written since the last time is dirty again: nobody knows what it has.
+use super::backing::WriteTransfer;
+use super::cached::{Cached, no_memory, pieces};
+use super::folio::{ATTACHED, DIRTY, LOCKED, Number, PIN, State, UPTODATE, WRITEBACK};
+use super::index::{Mark, Writing};
+use super::mapping::{again, byte_of, pages_for};
+use super::shared::Shared;
+use super::stats::add;
+use crate::sync::{AtomicU64, RwLockReadGuard};
+use core::cell::Cell;
+use core::ops::Range;
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use pagemill_core::PAGE_SIZE;
+use std::io;
+use std::sync::{Arc, PoisonError, TryLockError};
+
+/// Pages of one write: 1 MiB.
+const PAGES_MAX: usize = 256;
+/// A request for memory that finds the cache full of dirty pages has so many written before it looks again.
+const PAGES_AT_ONCE: usize = 256;
+/// How often it does so before it gives up.
+const ROUNDS: usize = 8;
+
+/// Who wants pages to be written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// Every page that is dirty now: waits for those that others write to.
+    All,
+    /// Some, to make room: waits for no lock.
+    Some,
+}
+
+thread_local! {
+    /// Whether this thread is writing back, or is called by a write-back: a backing that needs memory for a write.
+    static IS_WRITING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is in a write-back already. It must not begin another to get memory.
+pub(super) fn is_writing() -> bool {
+    IS_WRITING.get()
+}
+
+impl Cached {
+    /// Writes dirty pages of a range to the backing, `most` of them at most, and returns how many it began to write. With
+    /// [`Patience::All`] their writes have ended when this returns.
+    pub(super) fn write_back(&self, range: Range<u64>, most: usize, patience: Patience) -> usize {
+        struct Over(bool);
+        impl Drop for Over {
+            fn drop(&mut self) {
+                IS_WRITING.set(self.0);
+            }
+        }
+        let _over = Over(IS_WRITING.replace(true));
+        let mut begun = 0;
+        let mut at = range.start;
+        while begun < most && at < range.end {
+            at = self.file.index.next_marked(Mark::Dirty, at, range.end - at);
+            if at >= range.end {
+                break;
+            }
+            let Some(length) = self.share_length(patience) else { break };
+            let run = at..range.end.min(at + PAGES_MAX.min(most - begun) as u64);
+            let numbers = self.take_dirty(run, patience);
+            let taken = numbers.len();
+            if taken == 0 {
+                drop(length);
+                at += u64::from(!self.waited_for(at, patience));
+                continue;
+            }
+            self.write_run(at, numbers);
+            drop(length);
+            begun += taken;
+            at += taken as u64;
+        }
+        if patience == Patience::All {
+            let marked = || self.file.index.next_marked(Mark::Writeback, range.start, range.end - range.start);
+            self.file.wait_until_written(|_| marked() >= range.end);
+        }
+        begun
+    }
+
+    /// Keeps the file's length as it is.
+    fn share_length(&self, patience: Patience) -> Option<RwLockReadGuard<'_, ()>> {
+        match self.file.resizing.try_read() {
+            Ok(length) => Some(length),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if patience == Patience::Some => None,
+            Err(TryLockError::WouldBlock) => Some(self.file.resizing.read().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+
+    /// Takes a run of dirty pages for a write, from the start of `run` on, as far as nobody else has them.
+    fn take_dirty(&self, run: Range<u64>, patience: Patience) -> Vec<Number> {
+        let index = match patience {
+            Patience::All => Some(self.file.index.lock()),
+            Patience::Some => self.file.index.try_lock(),
+        };
+        let Some(mut index) = index else { return Vec::new() };
+        let mut numbers = Vec::new();
+        for at in run.clone() {
+            let Some(number) = index.get(at) else { break };
+            // A place that is being written still is left for later.
+            if index.is_marked(at, Mark::Writeback) {
+                break;
+            }
+            let is_free = |now: State| now.has(DIRTY) && !now.has_any(LOCKED | WRITEBACK);
+            let taken = |now: State| State(now.without(DIRTY).with(WRITEBACK).0 + PIN);
+            let folio = self.shared.folios.get(number.get());
+            if folio.change(|now| is_free(now).then(|| taken(now))).is_err() {
+                break;
+            }
+            index.unmark(at, Mark::Dirty);
+            index.mark(at, Mark::Writeback);
+            numbers.push(number.get());
+        }
+        self.count_dirty(-(numbers.len() as isize));
+        if !numbers.is_empty() {
+            self.file.write_begins();
+        }
+        numbers
+    }
+
+    /// Sleeps until a dirty page can be taken that could not. Returns false for a caller that does not wait.
+    fn waited_for(&self, at: u64, patience: Patience) -> bool {
+        if patience == Patience::Some {
+            return false;
+        }
+        if let Some(page) = self.find(at) {
+            page.wait(|now| !now.has(LOCKED));
+        }
+        self.file.wait_until_written(|_| !self.file.index.is_marked(at, Mark::Writeback));
+        true
+    }
+
+    /// Writes a run that was taken: on this thread, unless the backing begins writes by itself.
+    fn write_run(&self, at: u64, numbers: Vec<Number>) {
+        let counts = self.shared.counters.here();
+        add(&counts.writes, 1);
+        add(&counts.written, numbers.len());
+        let len = (self.file.len() - byte_of(at)).min((numbers.len() * PAGE_SIZE) as u64) as usize;
+        let mut memory = pieces(numbers.iter().map(|&number| self.shared.folios.get(number).addr()));
+        if let Some(last) = memory.last_mut() {
+            last.1 -= numbers.len() * PAGE_SIZE - len;
+        }
+        let cached = self.clone();
+        let done = Box::new(move |result: io::Result<usize>| cached.write_ended(at, &numbers, len, result.map(drop)));
+        // SAFETY: the folios have WRITEBACK and the transfer's pins. So nobody changes the pages, which needs the only
+        // pin (L5), and none is freed (L3), before `write_ended`.
+        let write = unsafe { WriteTransfer::new(byte_of(at), memory, done) };
+        self.file.io.write_or_here(write);
+    }
+
+    fn write_ended(&self, at: u64, numbers: &[Number], len: usize, result: io::Result<()>) {
+        let pages = at..at + numbers.len() as u64;
+        match &result {
+            Ok(()) => {
+                self.file.written(pages.clone());
+                // Release pairs with the Acquire of whoever asks what is stored: the backing has it.
+                self.file.stored.fetch_max(byte_of(at) + len as u64, Release);
+            }
+            Err(_) => add(&self.shared.counters.here().writes_failed, 1),
+        }
+        let mut index = self.file.index.lock();
+        for (at, &number) in pages.zip(numbers) {
+            index.unmark(at, Mark::Writeback);
+            let folio = self.shared.folios.get(number);
+            // A copy that has taken its place is dirty itself.
+            if result.is_err() && folio.state().has(ATTACHED) {
+                self.make_dirty(&mut index, at, number);
+            }
+        }
+        drop(index);
+        if let Err(error) = result {
+            self.file.write_failed(Arc::new(error));
+        }
+        for &number in numbers {
+            let folio = self.shared.folios.get(number);
+            let before = folio.clear(WRITEBACK);
+            self.shared.waits.wake(number, folio, before);
+            self.shared.unpin(number, folio, 1);
+        }
+        self.file.write_ends();
+    }
+
+    /// Writes all dirty pages and makes them durable.
+    ///
+    /// # Errors
+    /// Those of any write-back since the opener was told last.
+    pub(super) fn sync(&self, seen: &AtomicU64) -> io::Result<()> {
+        // Pages that are appended from now on are not this call's.
+        self.write_back(0..pages_for(self.file.len()), usize::MAX, Patience::All);
+        let unsynced = self.file.take_unsynced();
+        if let Err(error) = self.file.io.sync() {
+            self.write_again(unsynced);
+            self.file.write_failed(Arc::new(error));
+        }
+        match self.file.error_since(seen) {
+            Some(error) => Err(again(&error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes pages dirty again that were written and may be lost. Those that are not in the cache any more are in the
+    /// backing or nowhere: the error says so.
+    fn write_again(&self, ranges: Vec<Range<u64>>) {
+        let mut index = self.file.index.lock();
+        for range in ranges {
+            let mut lost = Vec::new();
+            index.range(range.clone(), |at, number| lost.push((at, number.get())));
+            for (at, number) in lost {
+                let state = self.shared.folios.get(number).state();
+                if state.has(UPTODATE | ATTACHED) && !state.has(WRITEBACK) {
+                    self.make_dirty(&mut index, at, number);
+                }
+            }
+            self.file.written(range);
+        }
+    }
+
+    /// Has some pages written if there are more dirty ones than the cache likes. The writer waits meanwhile: it must not
+    /// be faster than the backing for long.
+    pub(super) fn throttle(&self) {
+        let is_too_much = || self.shared.dirty.load(Relaxed) > self.shared.dirty_max;
+        if is_too_much() && !is_writing() {
+            let wanted = PAGES_AT_ONCE.max(self.shared.dirty_max / 8);
+            let written = self.write_back(0..u64::MAX, wanted, Patience::Some);
+            if written < wanted && is_too_much() {
+                write_back_files(&self.shared, wanted - written);
+            }
+        }
+    }
+
+    /// Room for `n` pages, for which others are written back if need be.
+    ///
+    /// # Errors
+    /// Pages that are lent, locked, or dirty and cannot be written fill the cache.
+    pub(super) fn reserve_hard(&self, n: usize) -> io::Result<()> {
+        for round in 0..ROUNDS {
+            if self.shared.reserve(n) == n {
+                return Ok(());
+            }
+            if !is_writing() && write_back_files(&self.shared, PAGES_AT_ONCE) == 0 {
+                // Transfers that are under way let their pages go soon.
+                self.file.wait_for_writes();
+                crate::sync::let_others_on(32 * round as u32);
+            }
+        }
+        let limit = self.shared.limit.load(Relaxed);
+        Err(no_memory(format!("each of the {limit} pages that the cache may have is lent, in use or cannot be written")))
+    }
+}
+
+/// Has dirty pages written, of any file of the cache, and waits for the writes. Returns how many pages.
+pub(super) fn write_back_files(shared: &Arc<Shared>, most: usize) -> usize {
+    let mut written = 0;
+    for file in shared.all_files() {
+        // Relaxed: if a page becomes dirty now, it is not what others wait for.
+        if written < most && file.dirty.load(Relaxed) > 0 {
+            let cached = Cached { shared: shared.clone(), file };
+            written += cached.write_back(0..u64::MAX, most - written, Patience::Some);
+            cached.file.wait_for_writes();
+        }
+    }
+    written
+}
