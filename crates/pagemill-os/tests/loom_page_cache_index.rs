@@ -33,24 +33,26 @@ fn two() -> [Arc<Index>; 2] {
     indexes
 }
 
-/// Both run at the same time.
-fn beside(write: impl FnOnce() + Send + 'static, read: impl FnOnce()) {
-    let writer = thread::spawn(write);
-    read();
-    writer.join().unwrap();
+/// Both run at the same time. In the first schedule the writer comes first: a reader afterwards may still see all values
+/// that were there, so loom tries these. In the other order it would try nothing: it compares a store with the last
+/// access only, which is the writer's own load.
+fn beside(write: impl FnOnce(), read: impl FnOnce() + Send + 'static) {
+    let reader = thread::spawn(read);
+    write();
+    reader.join().unwrap();
 }
 
 #[test]
 fn an_entry_is_found_while_the_tree_grows() {
     check(|| {
         let [index, _] = two();
-        let writes = Arc::clone(&index);
+        let reads = Arc::clone(&index);
         beside(
-            move || writes.lock().insert(4, frame(2)).unwrap(),
-            || {
-                assert_eq!(index.get(1), Some(frame(1)));
-                assert!(index.get(4).is_none_or(|found| found == frame(2)));
-                assert_eq!(index.next_present(0, 4), 1);
+            || index.lock().insert(4, frame(2)).unwrap(),
+            move || {
+                assert_eq!(reads.get(1), Some(frame(1)));
+                assert!(reads.get(4).is_none_or(|found| found == frame(2)));
+                assert_eq!(reads.next_present(0, 4), 1);
             },
         );
         assert_eq!(index.get(4), Some(frame(2)));
@@ -63,13 +65,13 @@ fn an_entry_is_found_while_the_tree_shrinks_and_its_root_is_reused() {
     check(|| {
         let [index, other] = two();
         index.lock().insert(4, frame(2)).unwrap();
-        let writes = Arc::clone(&index);
+        let reads = Arc::clone(&index);
         beside(
-            move || {
-                assert_eq!(writes.lock().remove(4), Some(frame(2)));
+            || {
+                assert_eq!(index.lock().remove(4), Some(frame(2)));
                 other.lock().insert(5, frame(3)).unwrap();
             },
-            || assert_eq!(index.get(1), Some(frame(1))),
+            move || assert_eq!(reads.get(1), Some(frame(1))),
         );
     });
 }
@@ -79,15 +81,15 @@ fn a_run_is_read_while_the_tree_shrinks_and_its_root_is_reused() {
     check(|| {
         let [index, other] = two();
         index.lock().insert(4, frame(2)).unwrap();
-        let writes = Arc::clone(&index);
+        let reads = Arc::clone(&index);
         beside(
-            move || {
-                assert_eq!(writes.lock().remove(4), Some(frame(2)));
+            || {
+                assert_eq!(index.lock().remove(4), Some(frame(2)));
                 other.lock().insert(5, frame(3)).unwrap();
             },
-            || {
+            move || {
                 let mut run = [9; 2];
-                assert_eq!((index.get_run(1, &mut run), run), (2, [1, 0]));
+                assert_eq!((reads.get_run(1, &mut run), run), (2, [1, 0]));
             },
         );
     });
@@ -98,13 +100,13 @@ fn searches_find_what_stays_while_the_tree_shrinks_and_its_root_is_reused() {
     check(|| {
         let [index, other] = two();
         index.lock().insert(4, frame(2)).unwrap();
-        let writes = Arc::clone(&index);
+        let reads = Arc::clone(&index);
         beside(
-            move || {
-                assert_eq!(writes.lock().remove(4), Some(frame(2)));
+            || {
+                assert_eq!(index.lock().remove(4), Some(frame(2)));
                 other.lock().insert(6, frame(3)).unwrap();
             },
-            || assert_eq!(index.next_present(0, 8), 1),
+            move || assert_eq!(reads.next_present(0, 8), 1),
         );
     });
 }
@@ -115,13 +117,13 @@ fn a_reader_in_a_reused_leaf_gets_no_frame_of_another_index() {
     check(|| {
         let [index, other] = two();
         index.lock().insert(4, frame(2)).unwrap();
-        let writes = Arc::clone(&index);
+        let reads = Arc::clone(&index);
         beside(
-            move || {
-                assert_eq!(writes.lock().remove(4), Some(frame(2)));
+            || {
+                assert_eq!(index.lock().remove(4), Some(frame(2)));
                 other.lock().insert(4, frame(3)).unwrap();
             },
-            || assert!(index.get(4).is_none_or(|found| found == frame(2))),
+            move || assert!(reads.get(4).is_none_or(|found| found == frame(2))),
         );
     });
 }
@@ -132,15 +134,15 @@ fn a_reader_of_a_run_in_a_reused_leaf_gets_no_frame_of_another_index() {
     check(|| {
         let [index, other] = two();
         index.lock().insert_run(4, &[frame(2); 2]).unwrap();
-        let writes = Arc::clone(&index);
+        let reads = Arc::clone(&index);
         beside(
-            move || {
-                writes.lock().remove_range(4..=u64::MAX, |_, _| Verdict::Remove);
+            || {
+                index.lock().remove_range(4..=u64::MAX, |_, _| Verdict::Remove);
                 other.lock().insert_run(0, &[frame(3); 2]).unwrap();
             },
-            || {
+            move || {
                 let mut run = [9; 2];
-                assert_eq!(index.get_run(4, &mut run), 2);
+                assert_eq!(reads.get_run(4, &mut run), 2);
                 assert!(run.iter().all(|&found| found == 0 || found == 2), "{run:?}");
             },
         );
@@ -153,11 +155,11 @@ fn a_node_changes_hands_between_threads() {
     check(|| {
         let [index, other] = two();
         index.lock().insert(4, frame(2)).unwrap();
-        let writes = Arc::clone(&index);
+        let reads = Arc::clone(&index);
         let takes = thread::spawn(move || other.lock().insert(0, frame(3)).unwrap());
         beside(
-            move || assert_eq!(writes.lock().remove(4), Some(frame(2))),
-            || assert!(index.get(4).is_none_or(|found| found == frame(2))),
+            || assert_eq!(index.lock().remove(4), Some(frame(2))),
+            move || assert!(reads.get(4).is_none_or(|found| found == frame(2))),
         );
         takes.join().unwrap();
     });
