@@ -1,4 +1,4 @@
-//! The locks, atomics and threads of the parts that a model checker runs: pools and waits.
+//! The locks, atomics and threads of the parts that a model checker runs: pools, waits and the page cache.
 //!
 //! With `--cfg shuttle` they are those of [shuttle](https://docs.rs/shuttle). Its `park_timeout` never times out, so
 //! only a wake-up ends a wait, and a lost wake-up shows as a deadlock.
