@@ -3,3 +3,6 @@ mod backing;
 mod evict;
 mod index;
 mod readahead;
+mod workers;
+
+pub use backing::{Backing, ReadTransfer, WriteTransfer};
