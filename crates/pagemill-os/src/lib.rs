@@ -23,6 +23,7 @@ pub mod device;
 #[cfg(all(test, not(any(loom, miri))))]
 #[path = "../../../tests/fifo.rs"]
 mod fifo;
+pub mod file;
 mod fork;
 mod last_zone;
 mod limit;

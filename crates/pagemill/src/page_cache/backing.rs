@@ -23,11 +23,14 @@ use core::ffi::c_void;
 use core::fmt;
 use core::ptr::NonNull;
 use core::slice;
+use pagemill_os::file::SLICES_MAX;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::sync::Arc;
 
-/// The largest number of pieces in one request: the kernel's `UIO_MAXIOV`.
-const PIECES_MAX: usize = 1024;
+/// The largest number of pieces in one request.
+const PIECES_MAX: usize = SLICES_MAX;
+/// The documentation says so.
+const _: () = assert!(PIECES_MAX == 1024);
 
 /// What a page cache reads from and writes to: a file, a block device, an image, or anything else that reads and writes
 /// vectors.
