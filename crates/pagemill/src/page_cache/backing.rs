@@ -17,6 +17,9 @@
 //! - T4 A read ends with fewer bytes than it is long only where the backing ends. A write never does.
 //!
 //! No lock is held while a backing or `done` is called.
+#[cfg(all(test, not(shuttle)))]
+mod tests;
+
 use super::workers::{Urgency, Workers};
 use crate::sync::survive;
 use core::ffi::c_void;
@@ -428,6 +431,12 @@ macro_rules! transfer {
             /// [`complete`](Self::complete) is called, or the transfer is dropped, also while the transfer itself is moved.
             pub fn iovecs(&mut self) -> (NonNull<c_void>, usize) {
                 self.0.iovecs()
+            }
+
+            /// The address and length of each slice.
+            #[cfg(feature = "uring")]
+            pub(super) fn spans(&self) -> Vec<(usize, usize)> {
+                self.0.next(usize::MAX).map(|piece| (piece.base.as_ptr().addr(), piece.len)).collect()
             }
 
             #[doc = concat!("Notes that the next `bytes` are ", $moved, ". For a backing that goes on with the rest by itself.")]

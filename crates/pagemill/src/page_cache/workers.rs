@@ -155,3 +155,155 @@ impl Drop for Workers {
         }
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::{Urgency, Workers};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::{Arc, Mutex};
+
+    type Order = Arc<Mutex<Vec<u32>>>;
+
+    /// A worker that waits until something is sent, or the sender is dropped. Then it takes the jobs that queue up.
+    fn busy(workers: &Workers) -> Sender<()> {
+        let (ends, waits) = channel();
+        let (says, begun) = channel();
+        workers.submit(Urgency::Ahead, move || {
+            says.send(()).unwrap();
+            let _ = waits.recv();
+        });
+        begun.recv().unwrap();
+        ends
+    }
+
+    fn notes(order: &Order, number: u32) -> impl FnOnce() + Send + use<> {
+        let order = order.clone();
+        move || order.lock().unwrap().push(number)
+    }
+
+    fn until_done(workers: &Workers) -> Receiver<()> {
+        let (says, hears) = channel();
+        workers.submit(Urgency::Ahead, move || says.send(()).unwrap());
+        hears
+    }
+
+    #[test]
+    fn jobs_that_are_awaited_go_first_and_each_kind_in_its_order() {
+        let (workers, order) = (Workers::new(1), Order::default());
+        let first = busy(&workers);
+        for number in 0..6 {
+            let urgency = if number % 2 == 0 { Urgency::Ahead } else { Urgency::Awaited };
+            workers.submit(urgency, notes(&order, number));
+        }
+        let end = until_done(&workers);
+        drop(first);
+        end.recv().unwrap();
+        assert_eq!(*order.lock().unwrap(), [1, 3, 5, 0, 2, 4]);
+    }
+
+    #[test]
+    fn two_jobs_at_once_have_two_threads_and_a_third_waits() {
+        let (workers, order) = (Workers::new(2), Order::default());
+        let (first, second) = (busy(&workers), busy(&workers));
+        workers.submit(Urgency::Awaited, notes(&order, 7));
+        let end = until_done(&workers);
+        assert_eq!((workers.shared.lock().state.threads.len(), order.lock().unwrap().len()), (2, 0));
+        drop(first);
+        end.recv().unwrap();
+        assert_eq!(*order.lock().unwrap(), [7]);
+        drop(second);
+    }
+
+    #[test]
+    fn a_thread_serves_job_after_job_and_none_starts_before_the_first() {
+        let workers = Workers::new(2);
+        assert!(workers.shared.lock().state.threads.is_empty());
+        for _ in 0..100 {
+            until_done(&workers).recv().unwrap();
+        }
+    }
+
+    #[test]
+    fn queued_jobs_run_before_the_workers_are_gone() {
+        for threads in [1, 2] {
+            let (workers, order) = (Workers::new(threads), Order::default());
+            let busy: Vec<_> = (0..threads).map(|_| busy(&workers)).collect();
+            (0..50).for_each(|number| workers.submit(Urgency::Ahead, notes(&order, number)));
+            drop(busy);
+            drop(workers);
+            assert_eq!(order.lock().unwrap().len(), 50);
+        }
+    }
+
+    #[test]
+    fn a_job_that_panics_does_not_end_its_thread() {
+        let (workers, order) = (Workers::new(1), Order::default());
+        let first = busy(&workers);
+        workers.submit(Urgency::Awaited, || std::panic::resume_unwind(Box::new("a job's panic")));
+        workers.submit(Urgency::Awaited, notes(&order, 1));
+        drop(first);
+        drop(workers);
+        assert_eq!(*order.lock().unwrap(), [1]);
+    }
+
+    #[test]
+    fn a_worker_may_drop_the_workers() {
+        let (workers, order) = (Arc::new(Workers::new(2)), Order::default());
+        let (first, second) = (busy(&workers), busy(&workers));
+        let (says, hears) = channel();
+        let last = workers.clone();
+        workers.submit(Urgency::Ahead, move || {
+            drop(last);
+            says.send(()).unwrap();
+        });
+        workers.submit(Urgency::Ahead, notes(&order, 1));
+        drop(workers);
+        drop((first, second));
+        hears.recv().unwrap();
+        // The other thread was joined, and had all other jobs run: or this one runs it after the one that dropped.
+        crate::patience::until("the last job", || order.lock().unwrap().len() == 1);
+    }
+
+    #[test]
+    fn without_threads_a_job_runs_on_the_caller() {
+        let (workers, order) = (Workers::new(0), Order::default());
+        let caller = std::thread::current().id();
+        let inner = notes(&order, 1);
+        workers.submit(Urgency::Awaited, move || {
+            assert_eq!(std::thread::current().id(), caller);
+            inner();
+        });
+        assert_eq!(*order.lock().unwrap(), [1]);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn in_a_forked_child_a_job_runs_on_the_caller_and_the_parents_jobs_do_not() {
+        let (workers, order) = (Workers::new(1), Order::default());
+        let first = busy(&workers);
+        let parent = std::process::id();
+        let parents = move || assert!(std::process::id() == parent, "the child runs its parent's job");
+        workers.submit(Urgency::Ahead, parents);
+        // SAFETY: the child calls what may be called there, and ends without running anything else.
+        match unsafe { libc::fork() } {
+            0 => {
+                let mine = notes(&order, 1);
+                workers.submit(Urgency::Ahead, mine);
+                let is_done = order.try_lock().is_ok_and(|order| *order == [1]);
+                drop(workers);
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(if is_done { 7 } else { 1 }) };
+            }
+            child => {
+                assert!(child > 0);
+                let mut status = 0;
+                // SAFETY: writes the status.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+            }
+        }
+        drop(first);
+        drop(workers);
+        assert!(order.lock().unwrap().is_empty());
+    }
+}
