@@ -20,9 +20,11 @@ mod cells;
 mod counters;
 mod cpu;
 pub mod device;
+mod event;
 #[cfg(all(test, not(any(loom, miri))))]
 #[path = "../../../tests/fifo.rs"]
 mod fifo;
+pub mod file;
 mod fork;
 mod last_zone;
 mod limit;
@@ -42,6 +44,7 @@ mod words;
 pub use batch::{Batch, Frames, Load, as_pfns};
 pub use cells::{bytes_differ, set_bytes};
 pub use cpu::{current_cpu, current_thread, possible_cpus};
+pub use event::Event;
 pub use fork::{ForkHooks, on_fork};
 pub use last_zone::{last_zone, set_last_zone};
 pub use limit::{Claim, MemoryLimit};
@@ -68,6 +71,8 @@ pub struct Errno(pub i32);
 impl Errno {
     /// Not permitted.
     pub const EPERM: Self = Self(libc::EPERM);
+    /// A signal came first.
+    pub const EINTR: Self = Self(libc::EINTR);
     /// Try again later, or too much locked memory.
     pub const EAGAIN: Self = Self(libc::EAGAIN);
     /// No memory, or too much of it locked.
@@ -92,6 +97,8 @@ impl Errno {
     pub const ENFILE: Self = Self(libc::ENFILE);
     /// No space for buffers, or too much locked memory.
     pub const ENOBUFS: Self = Self(libc::ENOBUFS);
+    /// Ended before it was done.
+    pub const ECANCELED: Self = Self(libc::ECANCELED);
     /// Not supported.
     pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
 
