@@ -125,6 +125,7 @@ pub(super) enum Why {
     Oversized,
     Random,
     Shrunk,
+    Evicted,
     Cached,
     End,
     Empty,
@@ -132,7 +133,7 @@ pub(super) enum Why {
 
 impl Why {
     /// All rules, in the order of their discriminants, so that `why as usize` indexes an array of counters.
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Initial,
         Self::Sequential,
         Self::Marker,
@@ -141,6 +142,7 @@ impl Why {
         Self::Oversized,
         Self::Random,
         Self::Shrunk,
+        Self::Evicted,
         Self::Cached,
         Self::End,
         Self::Empty,
@@ -158,6 +160,7 @@ impl fmt::Display for Why {
             Self::Oversized => "a piece of a request larger than a window",
             Self::Random => "random: only what was asked for",
             Self::Shrunk => "evicted before it was read: the window shrinks",
+            Self::Evicted => "pages ahead were evicted: the reader's miss decides",
             Self::Cached => "the pages ahead are cached already",
             Self::End => "the file ends here",
             Self::Empty => "no page was asked for",
@@ -410,6 +413,10 @@ impl Readahead {
                     (Window::nothing(hole.min(end)), Why::End)
                 } else if hole - at > cap {
                     (Window::nothing(hole), Why::Cached)
+                } else if self.run.is_some_and(|run| (run.since..run.end()).contains(&hole)) {
+                    // An old marker leads into the window, where pages were evicted. A second window from here would
+                    // have its own marker, and from then on each marker would open windows. The miss decides.
+                    (Window::nothing(hole), Why::Evicted)
                 } else {
                     let next = self.next_size((hole - at).saturating_add(u64::from(pages)));
                     (self.open(hole, next, hole, asked), Why::Stream)
