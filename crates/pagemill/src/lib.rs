@@ -178,7 +178,10 @@ pub use mempool::{
     BlockMempool, ElementsOut, Mempool, MempoolStats, PageMempool, PageSource, Pair, PoolRef, Pooled, Source,
 };
 pub use misuse::{foreign_frees, on_misuse};
-pub use page_cache::{Backing, FileBacking, FileOptions, ReadTransfer, WriteTransfer};
+pub use page_cache::{
+    Advice, Backing, CachedFile, FileBacking, FileOptions, Lent, PageCache, PageCacheBuilder, PageCacheInfo, PageCacheStats,
+    ReadTransfer, ReadaheadDecision, WriteTransfer, page_caches,
+};
 pub use page_pool::{Ending, Frag, PagePool, PagePoolInfo, PagePoolStats, PoolPage, page_pools};
 pub use pagemill_core::{
     BuddyInfo, CpuId, Exhausted, Gfp, Invalid, Misfit, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order,

@@ -486,6 +486,28 @@ impl Io {
         }
     }
 
+    /// Begins a write, or makes it on this thread if the backing does not begin it.
+    pub(super) fn write_or_here(self: &Arc<Self>, mut write: WriteTransfer) {
+        write.0.io = Some((self.clone(), Urgency::Ahead));
+        // A panic drops the transfer, which then fails.
+        if let Some(Some(back)) = survive(|| self.backing.start_write(write)) {
+            self.write_here(back);
+        }
+    }
+
+    /// [`Backing::sync`], whose panic is an error.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        survive(|| self.backing.sync()).unwrap_or_else(|| Err(panicked()))
+    }
+    /// [`Backing::set_len`], whose panic is an error.
+    pub(super) fn set_len(&self, len: u64) -> io::Result<()> {
+        survive(|| self.backing.set_len(len)).unwrap_or_else(|| Err(panicked()))
+    }
+    /// [`Backing::len`], whose panic is an error.
+    pub(super) fn len(&self) -> io::Result<u64> {
+        survive(|| self.backing.len()).unwrap_or_else(|| Err(panicked()))
+    }
+
     /// Reads on this thread. Its `done` is called before this returns.
     pub(super) fn read_here(&self, mut read: ReadTransfer) {
         let result = loop {

@@ -2,7 +2,6 @@
 use super::folio::{ATTACHED, DIRTY, Number};
 use super::mapping::Mapping;
 use super::shared::{Pinned, Shared};
-use core::num::NonZeroU32;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::PAGE_SIZE;
@@ -25,8 +24,8 @@ impl Cached {
     }
     /// The same, where the index has been asked already.
     #[inline]
-    pub(super) fn pinned(&self, at: u64, number: NonZeroU32) -> Option<Pinned<'_>> {
-        self.shared.pinned(self.file.number, at, number.get())
+    pub(super) fn pinned(&self, at: u64, number: Number) -> Option<Pinned<'_>> {
+        self.shared.pinned(self.file.number, at, number)
     }
 
     /// Takes a folio off its file. The caller has the lock of the index, where it has just removed it. Returns whether

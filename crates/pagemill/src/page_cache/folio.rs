@@ -19,6 +19,7 @@
 use crate::handle::Page;
 use crate::handle::sealed::Word;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex};
+use core::num::NonZeroU32;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use pagemill_core::PAGE_SIZE;
@@ -94,9 +95,9 @@ impl State {
     pub(super) fn uses_as_flags(self) -> u64 {
         self.0 & USES
     }
-    /// With one use less.
-    pub(super) fn used_less(self) -> Self {
-        Self(self.0 - if self.uses() > 0 { USE } else { 0 })
+    /// With fewer uses, of which there are so many.
+    pub(super) fn used_less(self, uses: u64) -> Self {
+        Self(self.0 - uses * USE)
     }
 }
 
@@ -106,8 +107,8 @@ impl core::fmt::Debug for State {
     }
 }
 
-/// The number of a folio in its table, from 1 on. 0 stands for none.
-pub(super) type Number = u32;
+/// The number of a folio in its table, from 1 on.
+pub(super) type Number = NonZeroU32;
 
 #[repr(C, align(32))]
 pub(super) struct Folio {
@@ -262,7 +263,7 @@ impl Folios {
     /// The folio of a number that the index has named.
     #[inline]
     pub(super) fn get(&self, number: Number) -> &Folio {
-        &self.as_slice()[number as usize - 1]
+        &self.as_slice()[number.get() as usize - 1]
     }
 
     /// Adds the numbers of up to `n` folios that are free, and returns how many.
@@ -272,7 +273,7 @@ impl Folios {
         let reused = n.min(back);
         numbers.extend(free.numbers.drain(back - reused..));
         let fresh = ((n - reused) as u32).min(self.capacity - free.fresh);
-        numbers.extend(free.fresh + 1..=free.fresh + fresh);
+        numbers.extend((free.fresh + 1..=free.fresh + fresh).filter_map(NonZeroU32::new));
         free.fresh += fresh;
         reused + fresh as usize
     }

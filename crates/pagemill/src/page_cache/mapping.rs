@@ -67,7 +67,7 @@ struct Errors {
 
 impl Mapping {
     pub(super) fn new(number: u32, io: Arc<Io>, nodes: Arc<Nodes>) -> io::Result<Self> {
-        let len = io.backing().len()?;
+        let len = io.len()?;
         Ok(Self {
             number,
             index: Index::new(nodes),

@@ -1,7 +1,7 @@
 //! Reading: cached pages are copied without a lock; a missing page is read in, and others ahead of the reader.
 use super::cached::Cached;
 use super::fill::Fetch;
-use super::folio::{EXCLUSIVE, MARKER, State, UPTODATE};
+use super::folio::{EXCLUSIVE, MARKER, Number, State, UPTODATE};
 use super::index::Index;
 use super::mapping::{byte_of, pages_for};
 use super::readahead::{Asked, Cause, Decision, Mode, Neighbours, Readahead};
@@ -28,7 +28,9 @@ impl Neighbours for Index {
         Index::next_hole(self, at, max)
     }
     fn prev_hole(&self, at: u64, max: u64) -> Option<u64> {
-        Index::prev_hole(self, at, max)
+        // The index returns 0 both for a hole there and where there is none.
+        let hole = Index::prev_hole(self, at, max);
+        (hole > 0 || max <= at || self.get(0).is_none()).then_some(hole)
     }
 }
 
@@ -137,10 +139,10 @@ impl Cached {
 
     /// The page, if it is up to date and nobody changes it.
     #[inline]
-    fn ready(&self, at: u64, number: NonZeroU32) -> Option<(Pinned<'_>, State)> {
-        let folio = self.shared.folios.get(number.get());
+    fn ready(&self, at: u64, number: Number) -> Option<(Pinned<'_>, State)> {
+        let folio = self.shared.folios.get(number);
         let state = folio.pin();
-        let page = Pinned { shared: &self.shared, folio, number: number.get() };
+        let page = Pinned { shared: &self.shared, folio, number };
         let is_ready = state.has(UPTODATE) && !state.has(EXCLUSIVE) && folio.is_page(state, self.file.number, at);
         is_ready.then_some((page, state))
     }

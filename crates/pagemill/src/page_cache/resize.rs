@@ -1,11 +1,12 @@
 //! Pages that leave their file: it is cut, they are let go, or its last opener closes it.
 use super::cached::Cached;
 use super::folio::{DIRTY, LOCKED, WRITEBACK};
+use super::index::Verdict;
 use super::mapping::pages_for;
 use super::write::Patch;
 use super::writeback::Patience;
 use crate::handle::Page;
-use core::ops::Range;
+use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use pagemill_core::PAGE_SIZE;
 use std::io;
@@ -48,11 +49,11 @@ impl Cached {
     /// Takes out what lies behind a new end, and makes zeros of what the last page has behind it.
     fn cut(&self, len: u64, spare: Option<Page>) -> io::Result<()> {
         let mut over = Vec::new();
-        self.file.index.lock().remove_range(pages_for(len)..u64::MAX, |_, number| {
-            if self.detach(number.get()) {
-                over.push(number.get());
+        self.file.index.lock().remove_range(pages_for(len)..=u64::MAX, |_, number| {
+            if self.detach(number) {
+                over.push(number);
             }
-            false
+            Verdict::Remove
         });
         self.shared.retire(&over);
         let kept = (len % PAGE_SIZE as u64) as usize;
@@ -71,18 +72,19 @@ impl Cached {
     /// Lets pages go that are clean and that nobody has. Returns how many of the range stay.
     pub(super) fn invalidate(&self, pages: Range<u64>) -> usize {
         let (mut over, mut kept) = (Vec::new(), 0);
-        self.file.index.lock().remove_range(pages, |_, number| {
-            let folio = self.shared.folios.get(number.get());
+        let Some(last) = pages.end.checked_sub(1) else { return 0 };
+        self.file.index.lock().remove_range(pages.start..=last, |_, number| {
+            let folio = self.shared.folios.get(number);
             let state = folio.state();
             let is_free = state.pins() == 0 && !state.has_any(DIRTY | WRITEBACK | LOCKED);
             // Only if nobody pins it meanwhile.
             let is_gone = is_free && folio.change(|now| (now == state).then(|| now.ended())).is_ok();
             if is_gone {
-                over.push(number.get());
+                over.push(number);
             } else {
                 kept += 1;
             }
-            !is_gone
+            if is_gone { Verdict::Remove } else { Verdict::Keep }
         });
         self.shared.retire(&over);
         kept
@@ -94,7 +96,10 @@ impl Cached {
             return;
         }
         let mut numbers = Vec::new();
-        self.file.index.lock().range(pages, |_, number| numbers.push(number.get()));
+        self.file.index.lock().range(pages.start..=pages.end - 1, |_, number| {
+            numbers.push(number);
+            ControlFlow::Continue(())
+        });
         self.shared.demote(&numbers);
     }
 
@@ -106,11 +111,11 @@ impl Cached {
         // Relaxed: nobody else has the file.
         let lost = file.dirty.load(Relaxed);
         let mut over = Vec::new();
-        file.index.lock().remove_range(0..u64::MAX, |_, number| {
-            if self.detach(number.get()) {
-                over.push(number.get());
+        file.index.lock().remove_range(0..=u64::MAX, |_, number| {
+            if self.detach(number) {
+                over.push(number);
             }
-            false
+            Verdict::Remove
         });
         self.shared.retire(&over);
         self.shared.remove_file(file.number);

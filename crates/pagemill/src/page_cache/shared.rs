@@ -8,7 +8,7 @@
 //! after `queues`. Nobody allocates pages, calls a backing or waits for a transfer under one of them.
 use super::evict::{Look, Queues};
 use super::folio::{
-    AHEAD, ATTACHED, DIRTY, Folio, Folios, LOCKED, Number, QUEUED, WRITEBACK,
+    AHEAD, ATTACHED, DIRTY, Folio, Folios, LOCKED, Number, QUEUED, State, WRITEBACK,
 };
 use super::mapping::Mapping;
 use super::index::Nodes;
@@ -222,7 +222,7 @@ impl Shared {
         let mut queues = self.queues();
         for (at, number) in pages {
             self.folios.get(number).set(QUEUED);
-            queues.insert(number, key_of(file, at));
+            queues.insert(number.get(), key_of(file, at));
         }
     }
     /// Puts the copy of a page in its place in the queues. The caller has both pinned.
@@ -230,14 +230,14 @@ impl Shared {
         let mut queues = self.queues();
         if self.folios.get(old).clear(QUEUED).has(QUEUED) {
             self.folios.get(new).set(QUEUED);
-            queues.replace(old, new);
+            queues.replace(old.get(), new.get());
         }
     }
     /// Puts pages first in line for eviction.
     pub(super) fn demote(&self, numbers: &[Number]) {
         let mut queues = self.queues();
         for &number in numbers.iter().filter(|&&number| self.folios.get(number).state().has(QUEUED)) {
-            queues.demote(number);
+            queues.demote(number.get());
         }
     }
 
@@ -246,7 +246,7 @@ impl Shared {
     pub(super) fn evict(&self, wanted: usize, may_wait: bool) -> usize {
         let mut evicted = 0;
         while evicted < wanted {
-            let mut victims = [0; AT_ONCE];
+            let mut victims = [None; AT_ONCE];
             let most = (wanted - evicted).min(AT_ONCE);
             let mut found = 0;
             let mut files = LastFile { shared: self, last: None };
@@ -256,17 +256,19 @@ impl Shared {
                 Err(TryLockError::WouldBlock) if may_wait => self.queues(),
                 Err(TryLockError::WouldBlock) => break,
             };
-            queues.evict(most, |number| {
-                let look = self.look(number, &mut files);
-                if look == Look::Taken {
-                    victims[found] = number;
+            queues.evict(most, usize::MAX, |number, spare| {
+                let Some(number) = Number::new(number) else { return Look::Busy };
+                let look = self.look(number, u64::from(spare), &mut files);
+                if matches!(look, Look::Taken(_)) {
+                    victims[found] = Some(number);
                     found += 1;
                 }
                 look
             });
             drop(queues);
             drop(files); // Maybe the last reference to a file.
-            self.free(&victims[..found]);
+            let numbers: Vec<Number> = victims[..found].iter().flatten().copied().collect();
+            self.free(&numbers);
             evicted += found;
             if found < most {
                 break;
@@ -277,20 +279,20 @@ impl Shared {
     }
 
     /// Looks at a candidate for eviction, under the lock of the queues, and takes it out of its file if it may go.
-    fn look(&self, number: Number, files: &mut LastFile<'_>) -> Look {
+    fn look(&self, number: Number, spare: u64, files: &mut LastFile<'_>) -> Look {
         let folio = self.folios.get(number);
         let state = folio.state();
+        if state.uses() > spare {
+            // If it fails, somebody uses it at this moment.
+            _ = folio.change(|now| (now == state).then(|| now.used_less(spare + 1)));
+            return Look::Used;
+        }
         if state.pins() > 0 || !state.has(ATTACHED) || state.has_any(DIRTY | WRITEBACK | LOCKED) {
             return Look::Busy;
         }
-        if state.uses() > 0 {
-            // If it fails, somebody uses it at this moment.
-            _ = folio.change(|now| (now == state).then(|| now.used_less()));
-            return Look::Used;
-        }
         let (file, at) = (folio.file(), folio.at());
-        let Some(file) = files.get(file) else { return Look::Busy };
-        let Some(mut index) = file.index.try_lock() else { return Look::Busy };
+        let Some(mapping) = files.get(file) else { return Look::Busy };
+        let Some(mut index) = mapping.index.try_lock() else { return Look::Busy };
         // With the lock of its index (L2), and only if nothing has changed: nobody has it pinned.
         if folio.change(|now| (now == state).then(|| now.ended().without(QUEUED))).is_err() {
             return Look::Busy;
@@ -299,7 +301,7 @@ impl Shared {
         if state.has(AHEAD) {
             add(&self.counters.here().ahead_unused, 1);
         }
-        Look::Taken
+        Look::Taken(key_of(file, at))
     }
 
     /// Frees the pages of folios whose end the caller has claimed, by [`Folio::end`].
@@ -308,7 +310,7 @@ impl Shared {
             let mut queues = self.queues();
             for &number in numbers {
                 if self.folios.get(number).clear(QUEUED).has(QUEUED) {
-                    queues.remove(number);
+                    queues.remove(number.get());
                 }
             }
         }

@@ -21,7 +21,7 @@ impl Waits {
 
     /// Sleeps until the word is as `is_over` wants it, and returns it. The caller has pinned the folio.
     pub(super) fn wait(&self, number: Number, folio: &Folio, is_over: impl Fn(State) -> bool) -> State {
-        let (lock, changed) = &self.rows[number as usize % ROWS];
+        let (lock, changed) = &self.rows[number.get() as usize % ROWS];
         let mut held = lock.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let state = folio.set(WAITERS);
@@ -42,7 +42,7 @@ impl Waits {
     }
     #[cold]
     fn wake_row(&self, number: Number, folio: &Folio) {
-        let (lock, changed) = &self.rows[number as usize % ROWS];
+        let (lock, changed) = &self.rows[number.get() as usize % ROWS];
         let held = lock.lock().unwrap_or_else(PoisonError::into_inner);
         folio.clear(WAITERS);
         changed.notify_all();

@@ -230,7 +230,7 @@ impl Cached {
         }
         if placed > 0 {
             index.insert_run(first, &numbers).unwrap_or_else(|_| unreachable!("they are holes, and the index is locked"));
-            (first..first + placed as u64).for_each(|at| index.mark(at, Mark::Dirty));
+            (first..first + placed as u64).for_each(|at| _ = index.mark(at, Mark::Dirty));
             self.count_dirty(placed as isize);
             self.lengthen(at + ends[placed - 1] as u64);
         }

@@ -9,13 +9,13 @@
 use super::backing::WriteTransfer;
 use super::cached::{Cached, no_memory, pieces};
 use super::folio::{ATTACHED, DIRTY, LOCKED, Number, PIN, State, UPTODATE, WRITEBACK};
-use super::index::{Mark, Writing};
+use super::index::Mark;
 use super::mapping::{again, byte_of, pages_for};
 use super::shared::Shared;
 use super::stats::add;
 use crate::sync::{AtomicU64, RwLockReadGuard};
 use core::cell::Cell;
-use core::ops::Range;
+use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use pagemill_core::PAGE_SIZE;
 use std::io;
@@ -112,13 +112,13 @@ impl Cached {
             }
             let is_free = |now: State| now.has(DIRTY) && !now.has_any(LOCKED | WRITEBACK);
             let taken = |now: State| State(now.without(DIRTY).with(WRITEBACK).0 + PIN);
-            let folio = self.shared.folios.get(number.get());
+            let folio = self.shared.folios.get(number);
             if folio.change(|now| is_free(now).then(|| taken(now))).is_err() {
                 break;
             }
             index.unmark(at, Mark::Dirty);
             index.mark(at, Mark::Writeback);
-            numbers.push(number.get());
+            numbers.push(number);
         }
         self.count_dirty(-(numbers.len() as isize));
         if !numbers.is_empty() {
@@ -135,7 +135,7 @@ impl Cached {
         if let Some(page) = self.find(at) {
             page.wait(|now| !now.has(LOCKED));
         }
-        self.file.wait_until_written(|_| !self.file.index.is_marked(at, Mark::Writeback));
+        self.file.wait_until_written(|_| !self.file.index.lock().is_marked(at, Mark::Writeback));
         true
     }
 
@@ -213,7 +213,10 @@ impl Cached {
         let mut index = self.file.index.lock();
         for range in ranges {
             let mut lost = Vec::new();
-            index.range(range.clone(), |at, number| lost.push((at, number.get())));
+            index.range(range.start..=range.end - 1, |at, number| {
+                lost.push((at, number));
+                ControlFlow::Continue(())
+            });
             for (at, number) in lost {
                 let state = self.shared.folios.get(number).state();
                 if state.has(UPTODATE | ATTACHED) && !state.has(WRITEBACK) {
