@@ -138,6 +138,33 @@ pub trait Backing: Send + Sync + 'static {
     }
 }
 
+impl<B: Backing + ?Sized> Backing for Arc<B> {
+    fn len(&self) -> io::Result<u64> {
+        (**self).len()
+    }
+    fn read_vectored_at(&self, into: &mut [IoSliceMut<'_>], at: u64) -> io::Result<usize> {
+        (**self).read_vectored_at(into, at)
+    }
+    fn write_vectored_at(&self, from: &[IoSlice<'_>], at: u64) -> io::Result<usize> {
+        (**self).write_vectored_at(from, at)
+    }
+    fn sync(&self) -> io::Result<()> {
+        (**self).sync()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        (**self).set_len(len)
+    }
+    fn start_read(&self, read: ReadTransfer) -> Option<ReadTransfer> {
+        (**self).start_read(read)
+    }
+    fn start_write(&self, write: WriteTransfer) -> Option<WriteTransfer> {
+        (**self).start_write(write)
+    }
+    fn largest(&self) -> usize {
+        (**self).largest()
+    }
+}
+
 /// Called with the number of bytes that were moved.
 pub(super) type Done = Box<dyn FnOnce(io::Result<usize>) + Send>;
 

@@ -1,0 +1,1 @@
+//! The page cache: readahead, write-back, eviction, lending (C8).
