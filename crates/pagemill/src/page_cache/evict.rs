@@ -297,7 +297,7 @@ impl Queues {
         if u64::from(ghost.age) > (self.capacity / 50).max(2) {
             return;
         }
-        let step = (self.capacity * PARTS * 3 / 10_000).max(PARTS / 4);
+        let step = (self.capacity * PARTS * 2 / 10_000).max(PARTS / 4);
         let (least, most) = self.share_bounds();
         let share = if ghost.is_mains { self.share.saturating_sub(step) } else { self.share + step };
         self.share = share.clamp(least, most);
