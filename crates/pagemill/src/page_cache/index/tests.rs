@@ -32,8 +32,8 @@ enum Op {
 
 /// Offsets near the borders of nodes, so that operations meet.
 fn offset() -> impl Strategy<Value = u64> {
-    let near_border = (0_u32..=10, 0_u64..200)
-        .prop_map(|(level, add)| (1_u64 << (6 * level)).wrapping_add(add).saturating_sub(100));
+    let near_border =
+        (0_u32..=10, 0_u64..200).prop_map(|(level, add)| (1_u64 << (6 * level)).wrapping_add(add).saturating_sub(100));
     prop_oneof![
         4 => 0_u64..300,
         3 => near_border,
