@@ -313,8 +313,10 @@ impl<T: Node> Shelf<T> {
     fn take(&mut self) -> (&'static T, usize) {
         let mut bytes = 0;
         if self.free.first.is_none() {
-            let slab: &'static [T] = Box::leak((0..Self::SLAB).map(|_| T::empty()).collect());
-            self.slabs.push(NonNull::from(slab));
+            let slab = NonNull::from(Box::leak((0..Self::SLAB).map(|_| T::empty()).collect::<Box<[T]>>()));
+            self.slabs.push(slab);
+            // SAFETY: it was just made, and is only shared from now on until `drop`, after the last use of a node.
+            let slab: &'static [T] = unsafe { slab.as_ref() };
             slab.iter().rev().for_each(|node| self.free.push(node));
             bytes = size_of_val(slab);
         }
@@ -325,7 +327,7 @@ impl<T: Node> Shelf<T> {
 impl<T> Drop for Shelf<T> {
     fn drop(&mut self) {
         for slab in self.slabs.drain(..) {
-            // SAFETY: it comes from `Box::leak`. Trees hold the pool, and references to nodes end before their trees.
+            // SAFETY: it comes from `Box::leak`, with the right to change it. Trees hold the pool, and references to nodes end before their trees.
             drop(unsafe { Box::from_raw(slab.as_ptr()) });
         }
     }

@@ -301,7 +301,9 @@ fn entries_that_stay_are_found_beside_writers() {
     let number = |which: usize, at: u64| frame(((at % 1_000_003) as u32) << 1 | which as u32 | 1 << 31);
     let stays = |at: u64| at == 0 || at == 200;
     for (which, index) in indexes.iter().enumerate() {
-        [0, 200].map(|at| index.lock().insert(at, number(which, at)).unwrap());
+        for at in [0, 200] {
+            index.lock().insert(at, number(which, at)).unwrap();
+        }
     }
     let ends = AtomicBool::new(false);
     let write = |which: usize| {
@@ -345,8 +347,8 @@ fn entries_that_stay_are_found_beside_writers() {
         let writers = [0, 1].map(|which| scope.spawn(move || write(which)));
         let written = writers.map(|writer| writer.join());
         ends.store(true, Relaxed);
-        readers.map(|reader| reader.join().unwrap());
-        written.map(Result::unwrap);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        written.into_iter().for_each(Result::unwrap);
     });
     drop(indexes);
     assert_eq!(nodes.in_use(), 0);
