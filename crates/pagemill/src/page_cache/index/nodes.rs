@@ -307,7 +307,7 @@ struct Shelf<T: 'static> {
 unsafe impl<T: Send + Sync> Send for Shelf<T> {}
 
 impl<T: Node> Shelf<T> {
-    const SLAB: usize = if cfg!(loom) { 1 } else { (16 << 10) / size_of::<T>() };
+    const SLAB: usize = if cfg!(any(loom, miri)) { 1 } else { (16 << 10) / size_of::<T>() };
     const EMPTY: Self = Self { slabs: Vec::new(), free: Chain::EMPTY };
 
     fn take(&mut self) -> (&'static T, usize) {

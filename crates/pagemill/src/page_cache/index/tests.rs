@@ -230,7 +230,7 @@ impl Random {
 
 #[test]
 fn a_million_sparse_entries_come_and_go() {
-    const COUNT: usize = if cfg!(miri) { 300 } else { 1_000_000 };
+    const COUNT: usize = if cfg!(miri) { 30 } else { 1_000_000 };
     let nodes = Nodes::new();
     let index = Index::new(Arc::clone(&nodes));
     let mut random = Random(7);
