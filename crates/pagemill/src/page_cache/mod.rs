@@ -6,6 +6,8 @@ mod evict;
 mod fake_backing;
 mod file_backing;
 mod index;
+#[cfg(feature = "object_store")]
+mod object;
 mod readahead;
 #[cfg(all(test, not(shuttle)))]
 mod testing;
@@ -15,3 +17,5 @@ mod workers;
 
 pub use backing::{Backing, ReadTransfer, WriteTransfer};
 pub use file_backing::{FileBacking, FileOptions};
+#[cfg(feature = "object_store")]
+pub use object::ObjectBacking;

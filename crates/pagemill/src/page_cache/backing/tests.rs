@@ -238,3 +238,17 @@ fn a_short_answer_without_a_cache_is_an_error() {
     read.complete(Ok(8));
     assert_eq!(done.recv().unwrap().unwrap_err().kind(), ErrorKind::UnexpectedEof);
 }
+
+#[test]
+fn bytes_are_copied_across_pieces_and_not_beyond_the_last() {
+    let (lens, mut memory) = ([2; PIECES_MAX + 1], Memory::new());
+    let bytes = some_bytes(2 * lens.len());
+    let (mut read, done) = read_of(&mut memory, 0, &lens);
+    read.copy_from(&bytes[..3]).unwrap();
+    read.copy_from(&bytes[3..]).unwrap();
+    read.copy_from(b"").unwrap();
+    assert_eq!(read.copy_from(b"x").unwrap_err().kind(), ErrorKind::InvalidData);
+    read.complete(Ok(0));
+    assert_eq!(done.recv().unwrap().unwrap(), bytes.len());
+    assert_eq!(memory.read(&lens), bytes);
+}
