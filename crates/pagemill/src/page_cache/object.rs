@@ -12,6 +12,11 @@
 //! A body that ends early goes on where it ended. A failed request is repeated, [`ATTEMPTS`] times in a row without a byte at
 //! most: the clients of stores already repeat them with growing pauses. What will fail again is not repeated: an object that is
 //! gone or was replaced, a refused permission.
+#[cfg(all(test, not(any(miri, shuttle))))]
+mod http;
+#[cfg(all(test, not(any(miri, shuttle))))]
+mod tests;
+
 use super::{Backing, ReadTransfer, WriteTransfer};
 use crate::process::Stamp;
 use core::future::poll_fn;
