@@ -75,8 +75,8 @@ struct Object {
 }
 
 impl ObjectBacking {
-    /// An object, asked for its length now. Its reads run on `runtime`. Blocks this thread: in async code, take
-    /// [`open_async`](Self::open_async).
+    /// An object, asked for its length now. Its reads run on `runtime`; where that has one thread, the program drives it on
+    /// another thread than this one. Blocks this thread: in async code, take [`open_async`](Self::open_async).
     ///
     /// # Errors
     /// The store's. [`ErrorKind::NotFound`]: there is no such object.
@@ -279,7 +279,11 @@ impl Backing for ObjectBacking {
         let object = self.object.clone();
         let bytes = wait_for(&self.runtime, async move {
             let mut bytes = Vec::with_capacity(len);
-            object.read(at, len, &mut |part| Ok(bytes.extend_from_slice(part))).await.map(|()| bytes)
+            let mut take = |part: &[u8]| {
+                bytes.extend_from_slice(part);
+                Ok(())
+            };
+            object.read(at, len, &mut take).await.map(|()| bytes)
         })??;
         let mut rest = &bytes[..];
         into.iter_mut().map(|slice| io::Read::read(&mut rest, slice)).sum()

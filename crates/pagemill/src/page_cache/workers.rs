@@ -114,6 +114,7 @@ impl Workers {
             survive(job);
             return;
         }
+        let job = Box::new(job);
         let mut held = self.shared.lock();
         let state = &mut *held.state;
         let idle = state.idle.pop();
@@ -128,8 +129,8 @@ impl Workers {
             return;
         }
         match urgency {
-            Urgency::Awaited => state.awaited.push_back(Box::new(job)),
-            Urgency::Ahead => state.ahead.push_back(Box::new(job)),
+            Urgency::Awaited => state.awaited.push_back(job),
+            Urgency::Ahead => state.ahead.push_back(job),
         }
         drop(held);
         if let Some(idle) = idle {

@@ -232,7 +232,7 @@ fn ask(addr: SocketAddr, path: &Path, options: &GetOptions) -> Result<GetResult>
     let mut parts: VecDeque<_> = body.chunks(1000).map(|part| Ok(Bytes::copy_from_slice(part))).collect();
     // Some clients notice a body that is cut, and some only end it.
     let len: usize = field(&fields, "content-length").unwrap().parse().unwrap();
-    if body.len() < len && len % 2 == 0 {
+    if body.len() < len && len.is_multiple_of(2) {
         parts.push_back(Err(generic("the connection was cut")));
     }
     let payload = GetResultPayload::Stream(Box::pin(Parts(parts)));
