@@ -627,15 +627,13 @@ fn a_cache_full_of_lent_pages_says_so() {
 #[test]
 fn what_sync_promised_is_there_after_a_kill() {
     let path = std::env::temp_dir().join(format!("pagemill-kill-{}", std::process::id()));
-    let allocator = arena(256).build().unwrap();
-    drop(allocator);
-    in_child(|| {
+    in_child("syncs and is killed", || {
         let cache = PageCache::builder(&arena(256).build().unwrap()).build();
-        let file = cache.open(FileBacking::options().write(true).create(true).open(&path).unwrap()).unwrap();
+        let file = cache.open(FileBacking::options().create(true).open(&path).unwrap()).unwrap();
         file.write_at(&bytes(64), 0).unwrap();
         file.sync().unwrap();
         file.write_at(&[0xff; PAGE], 10 * PAGE as u64).unwrap();
-        // SAFETY: a plain system call.
+        // SAFETY: a plain system call: nothing that would write the page is run.
         unsafe { libc::_exit(0) };
     });
     let there = std::fs::read(&path).unwrap();
@@ -659,7 +657,8 @@ fn decisions_of_readahead_can_be_traced() {
     let allocator = arena(512).build().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let noted = seen.clone();
-    let cache = PageCache::builder(&allocator).trace(move |decision| noted.lock().unwrap().push(decision.to_string())).build();
+    let cache =
+        PageCache::builder(&allocator).trace(move |decision| noted.lock().unwrap().push(decision.to_string())).build();
     let file = cache.open(FakeBacking::new(bytes(100))).unwrap();
     page_at(&file, 0).unwrap();
     page_at(&file, 1).unwrap();

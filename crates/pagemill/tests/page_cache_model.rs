@@ -269,7 +269,10 @@ fn threads_find_what_they_wrote() {
                         let at = (page * PAGE + thread * OWN) as u64;
                         let mut read = [0xee; OWN];
                         file.read_exact_at(&mut read, at).unwrap();
-                        assert!(read.iter().all(|&byte| byte == stamps[page]), "page {page} of thread {thread}, turn {turn}");
+                        assert!(
+                            read.iter().all(|&byte| byte == stamps[page]),
+                            "page {page} of thread {thread}, turn {turn}"
+                        );
                         if rng.below(8) == 0 {
                             let pages = file.lend(at, OWN).unwrap();
                             assert!(pages.slices().concat().iter().all(|&byte| byte == stamps[page]), "lent");
@@ -291,7 +294,10 @@ fn threads_find_what_they_wrote() {
         let durable = disk.state.lock().unwrap().durable.clone();
         for (page, bytes) in durable.chunks(PAGE).enumerate() {
             for (thread, own) in bytes.chunks(OWN).enumerate() {
-                assert!(own.iter().all(|&byte| byte == stamps[thread][page]), "page {page} of thread {thread}, at the end");
+                assert!(
+                    own.iter().all(|&byte| byte == stamps[thread][page]),
+                    "page {page} of thread {thread}, at the end"
+                );
             }
         }
     });

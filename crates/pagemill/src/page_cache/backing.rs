@@ -351,6 +351,37 @@ impl ReadTransfer {
         self.0.next(most).map(|piece| IoSliceMut::new(slice(piece))).collect()
     }
 
+    /// Copies the next `bytes` of the backing to the memory, and [advances](Self::advance). For a backing that has them in
+    /// memory of its own.
+    ///
+    /// # Errors
+    /// There are more bytes than are left to read. Nothing has changed then.
+    ///
+    /// ```
+    /// /// A part of an answer has arrived.
+    /// fn arrived(read: &mut pagemill::ReadTransfer, part: &[u8]) -> std::io::Result<()> {
+    ///     read.copy_from(part)
+    /// }
+    /// ```
+    pub fn copy_from(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > self.len() {
+            return Err(lie(bytes.len(), self.len()));
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let mut slices = self.slices_up_to(rest.len());
+            let copied = slices.iter_mut().fold(0, |copied, slice| {
+                let end = copied + slice.len();
+                slice.copy_from_slice(&rest[copied..end]);
+                end
+            });
+            drop(slices);
+            self.0.advance(copied)?;
+            rest = &rest[copied..];
+        }
+        Ok(())
+    }
+
     /// The result of the read. 0 bytes: the backing ends here. Fewer bytes than [`len`](Self::len), or
     /// [`ErrorKind::Interrupted`]: the cache reads the rest by blocking calls. More: an error.
     pub fn complete(mut self, result: io::Result<usize>) {

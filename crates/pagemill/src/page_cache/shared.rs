@@ -7,11 +7,9 @@
 //! `queues` comes after the lock of an index. Under it an index is locked only if that needs no waiting. `files` comes
 //! after `queues`. Nobody allocates pages, calls a backing or waits for a transfer under one of them.
 use super::evict::{Look, Queues};
-use super::folio::{
-    AHEAD, ATTACHED, DIRTY, Folio, Folios, LOCKED, Number, QUEUED, State, WRITEBACK,
-};
-use super::mapping::Mapping;
+use super::folio::{AHEAD, ATTACHED, DIRTY, Folio, Folios, LOCKED, Number, QUEUED, State, WRITEBACK};
 use super::index::Nodes;
+use super::mapping::Mapping;
 use super::readahead::Decision;
 use super::stats::{Counters, PageCacheStats, add};
 use super::trace::{ReadaheadDecision, Trace};
