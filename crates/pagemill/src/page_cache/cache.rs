@@ -85,7 +85,7 @@ impl PageCacheBuilder {
     pub fn dirty_limit(self, pages: PageCount) -> Self {
         Self { dirty: Some(pages.get()), ..self }
     }
-    /// The largest window of readahead; 1 MiB by default. Twice as much for a reader that says that it reads in sequence.
+    /// The largest window of readahead; 1 MiB by default, and an eighth of the limit at most. Twice as much for a reader that says that it reads in sequence.
     /// 0: nothing is read ahead.
     pub fn window(self, pages: PageCount) -> Self {
         Self { window: pages.get(), ..self }
@@ -122,7 +122,8 @@ impl PageCacheBuilder {
         let sizes = Sizes {
             limit,
             dirty: dirty.unwrap_or(limit / 5),
-            window: u32::try_from(window).unwrap_or(u32::MAX),
+            // A window that had to evict what others need would cost more than it saves.
+            window: u32::try_from(window.min(limit / 8)).unwrap_or(u32::MAX),
             threads,
         };
         let shared = Arc::new(Shared::new(allocator, sizes, name, trace));

@@ -7,7 +7,7 @@ use super::mapping::{byte_of, pages_for};
 use super::readahead::{Asked, Cause, Decision, Mode, Neighbours, Readahead};
 use super::shared::Pinned;
 use super::stats::add;
-use crate::sync::{AtomicBool, AtomicU64, Mutex};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex};
 use core::num::NonZeroU32;
 use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
@@ -18,10 +18,14 @@ use std::sync::PoisonError;
 /// One reader of a file: its window of readahead, and where it read last.
 pub(super) struct Reader {
     readahead: Mutex<Readahead>,
-    /// The last page of its last request, plus one; 0 before its first.
-    previous: AtomicU64,
+    /// The ends of its last requests, in pages; 0 before the first. The last one is at `turn`.
+    ends: [AtomicU64; ENDS],
+    turn: AtomicUsize,
     drops_behind: AtomicBool,
 }
+
+/// As many streams of one reader are told apart.
+const ENDS: usize = 8;
 
 impl Neighbours for Index {
     fn next_hole(&self, at: u64, max: u64) -> u64 {
@@ -38,7 +42,8 @@ impl Reader {
     pub(super) fn new(window: u32) -> Self {
         Self {
             readahead: Mutex::new(Readahead::new(window)),
-            previous: AtomicU64::new(0),
+            ends: [const { AtomicU64::new(0) }; ENDS],
+            turn: AtomicUsize::new(0),
             drops_behind: AtomicBool::new(false),
         }
     }
@@ -52,13 +57,32 @@ impl Reader {
         self.with(|readahead| readahead.advise(mode));
     }
 
-    /// Notes a request for these pages, and returns the last page of the one before.
+    /// The end of its last request.
     #[inline]
-    fn note(&self, pages: &Range<u64>) -> Option<u64> {
-        // Relaxed, and no exchange: several threads that share a reader are several streams, however they interleave.
-        let previous = self.previous.load(Relaxed);
-        self.previous.store(pages.end, Relaxed);
-        previous.checked_sub(1)
+    fn last_end(&self) -> u64 {
+        // Relaxed here and below, and no exchange: several threads that share a reader are several streams, however they
+        // interleave.
+        self.ends[self.turn.load(Relaxed) % ENDS].load(Relaxed)
+    }
+
+    /// Notes the end of a request. One that goes on where the last one ended takes its place.
+    #[inline]
+    fn note(&self, pages: &Range<u64>) {
+        let turn = self.turn.load(Relaxed);
+        let last = self.ends[turn % ENDS].load(Relaxed);
+        let turn = if (pages.start..=pages.end).contains(&last) {
+            turn
+        } else {
+            let next = turn.wrapping_add(1);
+            self.turn.store(next, Relaxed);
+            next
+        };
+        self.ends[turn % ENDS].store(pages.end, Relaxed);
+    }
+
+    /// Whether one of its last requests ended at this page.
+    fn goes_on_at(&self, page: u64) -> bool {
+        page > 0 && self.ends.iter().any(|end| end.load(Relaxed) == page)
     }
 }
 
@@ -66,6 +90,7 @@ impl Reader {
 struct Request<'r> {
     reader: &'r Reader,
     pages: Range<u64>,
+    /// The last page of the request before.
     previous: Option<u64>,
 }
 
@@ -98,7 +123,7 @@ impl Cached {
             return Ok(());
         }
         let pages = at / PAGE_SIZE as u64..pages_for(end);
-        let request = Request { reader, previous: reader.note(&pages), pages: pages.clone() };
+        let request = Request { reader, previous: reader.last_end().checked_sub(1), pages: pages.clone() };
         let bytes_of = |page: u64| {
             let start = byte_of(page);
             at.saturating_sub(start) as usize..(end - start).min(PAGE_SIZE as u64) as usize
@@ -133,6 +158,7 @@ impl Cached {
                 next += 1;
             }
         }
+        reader.note(&pages);
         let counts = self.shared.counters.here();
         add(&counts.hits, (pages.end - pages.start) as usize - missed);
         if missed > 0 {
@@ -194,6 +220,7 @@ impl Cached {
             pages: u32::try_from(pages.end - at).unwrap_or(u32::MAX),
             end: pages_for(self.file.len()),
             previous: *previous,
+            goes_on: reader.goes_on_at(pages.start),
         };
         let decision = reader.with(|readahead| readahead.on_demand(cause, asked, &self.file.index));
         self.shared.trace(self.file.number, &decision);

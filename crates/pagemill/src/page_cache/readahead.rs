@@ -93,6 +93,8 @@ pub(super) struct Asked {
     pub(super) end: u64,
     /// The last page of the last request of this reader, the one before this request.
     pub(super) previous: Option<u64>,
+    /// Whether one of this reader's last requests, of which there may be several streams, ended right before `first`.
+    pub(super) goes_on: bool,
 }
 
 /// Pages to fetch; those of them that are cached already need no read.
@@ -260,7 +262,7 @@ enum Sign {
     Start,
     /// This reader's last request ended here.
     Follows,
-    /// Cached pages, more than the request has.
+    /// Cached pages, more than the request has, up to where one of this reader's last requests ended.
     History,
 }
 
@@ -513,7 +515,7 @@ fn initial_size(pages: u32, cap: u32) -> u32 {
 
 /// `length` is the whole request's, `history` the length of the cached run before it.
 fn sign(asked: Asked, length: u64, history: u64) -> Sign {
-    let Asked { first, end, previous, .. } = asked;
+    let Asked { first, end, previous, goes_on, .. } = asked;
     if previous.is_some_and(|previous| previous == first || previous.checked_add(1) == Some(first)) {
         return Sign::Follows;
     }
@@ -521,7 +523,7 @@ fn sign(asked: Asked, length: u64, history: u64) -> Sign {
         return Sign::Start;
     }
     let is_strided = previous.is_some_and(|previous| (first - history..first).contains(&previous));
-    if history > length && !is_strided { Sign::History } else { Sign::None }
+    if history > length && goes_on && !is_strided { Sign::History } else { Sign::None }
 }
 
 impl Decision {

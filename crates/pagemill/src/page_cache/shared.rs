@@ -184,11 +184,12 @@ impl Shared {
         }
     }
 
-    /// Makes room for `n` more pages, and returns for how many there is: `n`, unless pages must be evicted and cannot
-    /// be. The caller gives back what it does not use by [`Self::unreserve`].
+    /// Makes room for `n` more pages, and returns for how many there is: `n`, unless that is more than a quarter of the
+    /// cache, or pages must be evicted and cannot be. The caller gives back what it does not use by [`Self::unreserve`].
     pub(super) fn reserve(&self, n: usize) -> usize {
         // Relaxed here and below: a number that is compared, and orders nothing.
         let limit = self.limit.load(Relaxed);
+        let n = n.min((limit / 4).max(1));
         let over = (self.pages.fetch_add(n, Relaxed) + n).saturating_sub(limit);
         if over == 0 {
             return n;

@@ -41,8 +41,9 @@ impl Cache {
         let end = first.saturating_add(pages.into()).min(self.end);
         let mut waits = 0;
         for at in first..end {
-            let asked =
-                Asked { first, at, pages: pages - (at - first) as u32, end: self.end, previous: reader.previous };
+            let goes_on = reader.ends.contains(&first);
+            let (pages, previous) = (pages - (at - first) as u32, reader.previous);
+            let asked = Asked { first, at, pages, end: self.end, previous, goes_on };
             self.asked.insert(at);
             if !self.pages.contains(&at) {
                 waits += 1;
@@ -55,6 +56,8 @@ impl Cache {
         }
         if end > first {
             reader.previous = Some(end - 1);
+            reader.ends.rotate_right(1);
+            reader.ends[0] = end;
         }
         waits
     }
@@ -120,11 +123,13 @@ impl Cache {
 struct Reader {
     ahead: Readahead,
     previous: Option<u64>,
+    /// The ends of its last requests.
+    ends: [u64; 8],
 }
 
 impl Reader {
     fn new(max: u32) -> Self {
-        Self { ahead: Readahead::new(max), previous: None }
+        Self { ahead: Readahead::new(max), previous: None, ends: [0; 8] }
     }
 
     fn advised(mode: Mode) -> Self {
@@ -303,12 +308,12 @@ fn reader_that_leaves_a_cached_part_continues_with_a_window_of_its_length() {
     // A shorter run: as many pages as the run and the request. It counts twice if it starts with the file.
     let (mut cache, mut reader) = (Cache::new(HUGE), Reader::new(MAX));
     cache.cached(1000..1010);
-    reader.previous = Some(77_777);
+    (reader.previous, reader.ends[1]) = (Some(77_777), 1010);
     cache.read(&mut reader, 1010, 1);
     assert_eq!(cache.last().window, Window { start: 1010, pages: 11, marker: Some(1011) });
     let (mut cache, mut reader) = (Cache::new(HUGE), Reader::new(MAX));
     cache.cached(0..10);
-    reader.previous = Some(77_777);
+    (reader.previous, reader.ends[1]) = (Some(77_777), 10);
     cache.read(&mut reader, 10, 1);
     assert_eq!(cache.last().window, Window { start: 10, pages: 21, marker: Some(11) });
 }
@@ -342,17 +347,26 @@ fn random_request_that_is_half_cached_fetches_the_rest_only() {
 #[test]
 fn cached_run_no_longer_than_the_request_is_no_sign_of_a_sequence() {
     let (mut cache, mut reader) = (Cache::new(HUGE), Reader::new(MAX));
-    reader.previous = Some(77_777);
+    (reader.previous, reader.ends[1]) = (Some(77_777), 1004);
     cache.cached(1000..1004);
     cache.read(&mut reader, 1004, 4);
     assert_eq!((cache.last().why, cache.last().window.pages), (Why::Random, 4));
 }
 
 #[test]
+fn a_random_read_behind_a_cached_run_fetches_only_what_was_asked_for() {
+    let (mut cache, mut reader) = (Cache::new(HUGE), Reader::new(MAX));
+    (reader.previous, reader.ends[1]) = (Some(77_777), 500);
+    cache.cached(1000..1100);
+    cache.read(&mut reader, 1100, 1);
+    assert_eq!((cache.last().why, cache.last().window.pages), (Why::Random, 1));
+}
+
+#[test]
 fn piece_of_a_request_that_was_given_up_fetches_nothing_else() {
     for mode in [Mode::Normal, Mode::Random] {
         let (mut cache, mut reader) = (Cache::new(HUGE), Reader::advised(mode));
-        let asked = |at, pages| Asked { first: at, at, pages, end: HUGE, previous: None };
+        let asked = |at, pages| Asked { first: at, at, pages, end: HUGE, previous: None, goes_on: false };
         cache.decide(&mut reader, Cause::Miss, asked(5000, 100));
         cache.decide(&mut reader, Cause::Marked, asked(5016, 10));
         assert_eq!((cache.last().why, cache.last().window.pages), (Why::Oversized, 0));
@@ -420,7 +434,7 @@ fn window_ends_at_the_files_end() {
 #[test]
 fn request_beyond_the_end_or_of_no_page_fetches_nothing() {
     let (cache, mut reader) = (Cache::new(10), Reader::new(MAX));
-    let asked = |at, pages| Asked { first: at, at, pages, end: 10, previous: None };
+    let asked = |at, pages| Asked { first: at, at, pages, end: 10, previous: None, goes_on: false };
     for cause in [Cause::Miss, Cause::Marked] {
         for (at, pages, why) in [(10, 1, Why::End), (u64::MAX, u32::MAX, Why::End), (0, 0, Why::Empty)] {
             let decision = reader.ahead.on_demand(cause, asked(at, pages), &cache);
@@ -464,7 +478,7 @@ fn truncated_file_shortens_the_window() {
 }
 
 fn asked_at(at: u64, end: u64) -> Asked {
-    Asked { first: at, at, pages: 1, end, previous: at.checked_sub(1) }
+    Asked { first: at, at, pages: 1, end, previous: at.checked_sub(1), goes_on: true }
 }
 
 #[test]
@@ -496,7 +510,7 @@ fn offsets_near_the_largest_do_not_wrap() {
     for (at, pages) in [(0, 1), (0, u32::MAX), (u64::MAX - 1, u32::MAX), (1 << 63, u32::MAX)] {
         for mode in [Mode::Normal, Mode::Sequential, Mode::Random] {
             ahead.advise(mode);
-            let asked = Asked { first: at, at, pages, end: u64::MAX, previous: none };
+            let asked = Asked { first: at, at, pages, end: u64::MAX, previous: none, goes_on: false };
             for cause in [Cause::Miss, Cause::Marked] {
                 check(&ahead.on_demand(cause, asked, &cache), &ahead);
             }
