@@ -22,6 +22,7 @@ mod tests;
 
 use super::workers::{Urgency, Workers};
 use crate::sync::survive;
+use core::cell::Cell;
 use core::ffi::c_void;
 use core::fmt;
 use core::ptr::NonNull;
@@ -511,6 +512,32 @@ macro_rules! transfer {
 transfer!(ReadTransfer, "read");
 transfer!(WriteTransfer, "written");
 
+thread_local! {
+    /// Whether this thread has called a backing to write.
+    static IS_WRITING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a backing that is called to write asks for memory on this thread: it gets none by other writes, which might
+/// wait for this one.
+pub(super) fn is_writing() -> bool {
+    IS_WRITING.get()
+}
+
+/// A call of a backing to write.
+struct Writing(bool);
+
+impl Writing {
+    fn begin() -> Self {
+        Self(IS_WRITING.replace(true))
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        IS_WRITING.set(self.0);
+    }
+}
+
 /// A backing, and the threads that call it where it does not begin transfers by itself.
 pub(super) struct Io {
     backing: Arc<dyn Backing>,
@@ -520,10 +547,6 @@ pub(super) struct Io {
 impl Io {
     pub(super) fn new(backing: Arc<dyn Backing>, workers: Arc<Workers>) -> Arc<Self> {
         Arc::new(Self { backing, workers })
-    }
-
-    pub(super) fn backing(&self) -> &dyn Backing {
-        &*self.backing
     }
 
     /// Begins a read. Its `done` may be called before this returns.
@@ -537,6 +560,7 @@ impl Io {
 
     /// Begins a write. Its `done` may be called before this returns.
     pub(super) fn write(self: &Arc<Self>, mut write: WriteTransfer, urgency: Urgency) {
+        let _writing = Writing::begin();
         write.0.io = Some((self.clone(), urgency));
         // A panic drops the transfer, which then fails.
         if let Some(Some(back)) = survive(|| self.backing.start_write(write)) {
@@ -546,6 +570,7 @@ impl Io {
 
     /// Begins a write, or makes it on this thread if the backing does not begin it.
     pub(super) fn write_or_here(self: &Arc<Self>, mut write: WriteTransfer) {
+        let _writing = Writing::begin();
         write.0.io = Some((self.clone(), Urgency::Ahead));
         // A panic drops the transfer, which then fails.
         if let Some(Some(back)) = survive(|| self.backing.start_write(write)) {
@@ -588,6 +613,7 @@ impl Io {
 
     /// Writes on this thread. Its `done` is called before this returns.
     pub(super) fn write_here(&self, mut write: WriteTransfer) {
+        let _writing = Writing::begin();
         let result = loop {
             if write.is_empty() {
                 break Ok(write.0.moved);

@@ -1,5 +1,5 @@
 //! The cache itself: its builder, its shrinkers, its figures.
-use super::backing::{Backing, Io};
+use super::backing::{Backing, Io, is_writing};
 use super::cached::Cached;
 use super::file::CachedFile;
 use super::mapping::Mapping;
@@ -7,7 +7,7 @@ use super::shared::{Shared, Sizes};
 use super::stats::PageCacheStats;
 use super::trace::Trace;
 use super::workers::THREADS;
-use super::writeback::{is_writing, write_back_files};
+use super::writeback::write_back_files;
 use crate::allocator::Allocator;
 use crate::reclaim::{Shrink, Shrinker, ShrinkerDoes};
 use crate::sync::Mutex;

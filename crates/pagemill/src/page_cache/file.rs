@@ -192,6 +192,32 @@ impl CachedFile {
         self.cached.invalidate(pages_of(bytes))
     }
 
+    /// The first page at or after `page` that is in the cache, up to date or on its way, among the next `max` pages. If none
+    /// is: `page + max`, or `u64::MAX` where that would be beyond. Pages are counted from 0; a run of holes is skipped
+    /// without a look at each (C8.1).
+    ///
+    /// ```
+    /// # use pagemill::{Advice, Allocator, FileBacking, PageCache};
+    /// # let path = std::env::temp_dir().join(format!("pagemill-present-{}", std::process::id()));
+    /// # std::fs::write(&path, vec![7; 1 << 20])?;
+    /// # let cache = PageCache::builder(&Allocator::builder().pages(1024).build().unwrap()).build();
+    /// let file = cache.open(FileBacking::open(&path)?)?;
+    /// file.advise(Advice::Random, 0..0);
+    /// file.read_at(&mut [0; 100], 100 * 4096)?;
+    /// assert_eq!((file.next_present(0, 256), file.next_present(0, 50), file.next_present(101, 256)), (100, 50, 357));
+    /// assert_eq!((file.prev_present(200, 256), file.prev_present(200, 50)), (100, 150));
+    /// # drop(file); std::fs::remove_file(path)?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    pub fn next_present(&self, page: u64, max: u64) -> u64 {
+        self.cached.file.index.next_present(page, max)
+    }
+    /// The last page at or before `page` that is in the cache, among `max` pages. If none is: `page - max`, or 0 where that
+    /// would be below.
+    pub fn prev_present(&self, page: u64, max: u64) -> u64 {
+        self.cached.file.index.prev_present(page, max)
+    }
+
     /// Lends bytes without a copy, up to the file's end.
     ///
     /// # Errors

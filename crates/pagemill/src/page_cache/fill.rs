@@ -90,18 +90,18 @@ impl Cached {
 
     /// Pages for some of these holes: as many as there is memory for, and one at least if a reader waits for it.
     fn memory_for(&self, holes: usize, is_awaited: bool, runs: &mut Vec<Run<Page>>) -> io::Result<usize> {
-        let granted = self.shared.reserve(holes);
+        let granted = self.shared.make_room(holes);
         let got = if granted > 0 { self.shared.pages_for(granted, runs) } else { 0 };
-        self.shared.unreserve(granted - got);
+        self.shared.give_room_back(granted - got);
         if got > 0 || !is_awaited {
             return Ok(got);
         }
         // This one may reclaim and wait, and has dirty pages written to make room.
-        self.reserve_hard(1)?;
+        self.make_room_hard(1)?;
         match self.shared.page() {
             Ok(page) => runs.push(Run::of_page(page.into_word())),
             Err(error) => {
-                self.shared.unreserve(1);
+                self.shared.give_room_back(1);
                 return Err(no_memory(error));
             }
         }
@@ -153,7 +153,7 @@ impl Cached {
         drop(index);
         // What others have read meanwhile, or what there is no folio for.
         let spare: Vec<Page> = pages.collect();
-        self.shared.unreserve(spare.len());
+        self.shared.give_room_back(spare.len());
         self.shared.folios.put_back(&numbers);
         (begun, at.min(window.end).saturating_sub(window.start))
     }
@@ -173,12 +173,14 @@ impl Cached {
             add(&counts.read, run.numbers.len());
             let ahead = (run.at..).take(run.numbers.len()).filter(|at| !fetch.asked.contains(at)).count();
             add(&counts.read_ahead, ahead);
+            let is_asked = ahead < run.numbers.len();
             let is_awaited = fetch.is_awaited && run.at == fetch.window.start;
             let transfer = self.transfer(run);
             if is_awaited {
                 here = Some(transfer);
             } else {
-                self.file.io.read(transfer, Urgency::Ahead);
+                // What was asked for will be waited for soon.
+                self.file.io.read(transfer, if is_asked { Urgency::Awaited } else { Urgency::Ahead });
             }
         }
         if let Some(transfer) = here {

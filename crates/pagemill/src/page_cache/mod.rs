@@ -24,6 +24,7 @@ mod evict;
 mod fake_backing;
 mod file;
 mod file_backing;
+mod files;
 mod fill;
 mod folio;
 mod index;

@@ -57,9 +57,6 @@ use core::ops::Range;
 #[cfg(test)]
 mod tests;
 
-/// The kernel's default for `max`: 128 KiB of pages of 4 KiB.
-pub(super) const MAX_OF_LINUX: u32 = 32;
-
 /// What the cache's index knows about pages near an offset. A hole is an offset without a page.
 pub(super) trait Neighbours {
     /// The first hole at or after `at`, among `max` offsets. Where all of them hold pages: the first offset
@@ -139,6 +136,7 @@ pub(super) enum Why {
     Empty,
 }
 
+#[cfg(test)]
 impl Why {
     /// All rules, in the order of their discriminants, so that `why as usize` indexes an array of counters.
     pub(super) const ALL: [Self; 12] = [
@@ -288,6 +286,7 @@ impl Readahead {
     }
 
     /// Windows from now on have `max` pages at most. Those on their way stay as they are.
+    #[cfg(test)]
     pub(super) fn set_max(&mut self, max: u32) {
         self.max = max.max(1);
     }

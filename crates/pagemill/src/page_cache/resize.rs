@@ -26,7 +26,7 @@ impl Cached {
         let _length = file.resizing.write().unwrap_or_else(PoisonError::into_inner);
         let before = file.len();
         // If the last page is lent, its end becomes zeros in a copy.
-        let spare = if len < before && len % PAGE_SIZE as u64 > 0 { Some(self.one_page()?) } else { None };
+        let spare = if len < before && !len.is_multiple_of(PAGE_SIZE as u64) { Some(self.one_page()?) } else { None };
         if len < before {
             // Release, here and below: as in `lengthen`.
             file.size.store(len, Release);
@@ -35,7 +35,7 @@ impl Cached {
         file.wait_for_writes();
         if let Err(error) = file.io.set_len(len) {
             file.size.store(before, Release);
-            self.shared.unreserve(usize::from(spare.is_some()));
+            self.shared.give_room_back(usize::from(spare.is_some()));
             return Err(error);
         }
         file.stored.store(len, Release);
@@ -63,7 +63,7 @@ impl Cached {
                 self.overwrite(page, &zeros, false, spare)
             }
             _ => {
-                self.shared.unreserve(usize::from(spare.is_some()));
+                self.shared.give_room_back(usize::from(spare.is_some()));
                 Ok(())
             }
         }

@@ -1,6 +1,6 @@
 //! What all files of a cache share: the folios, the queues for eviction, the limit, the files by their numbers.
 //!
-//! A page enters by [`Shared::reserve`], [`Shared::pages_for`] and `fill.rs` or `write.rs`, and leaves by
+//! A page enters by [`Shared::make_room`], [`Shared::pages_for`] and `fill.rs` or `write.rs`, and leaves by
 //! [`Shared::evict`] or, where its file lets it go, by [`Shared::unpin`] and [`Shared::retire`].
 //!
 //! # Locks
@@ -185,8 +185,8 @@ impl Shared {
     }
 
     /// Makes room for `n` more pages, and returns for how many there is: `n`, unless that is more than a quarter of the
-    /// cache, or pages must be evicted and cannot be. The caller gives back what it does not use by [`Self::unreserve`].
-    pub(super) fn reserve(&self, n: usize) -> usize {
+    /// cache, or pages must be evicted and cannot be. The caller gives back what it does not use by [`Self::give_room_back`].
+    pub(super) fn make_room(&self, n: usize) -> usize {
         // Relaxed here and below: a number that is compared, and orders nothing.
         let limit = self.limit.load(Relaxed);
         let n = n.min((limit / 4).max(1));
@@ -196,10 +196,10 @@ impl Shared {
         }
         self.evict(over.max(AT_ONCE.min(limit / 8)), true);
         let over = self.pages.load(Relaxed).saturating_sub(self.limit.load(Relaxed)).min(n);
-        self.unreserve(over);
+        self.give_room_back(over);
         n - over
     }
-    pub(super) fn unreserve(&self, n: usize) {
+    pub(super) fn give_room_back(&self, n: usize) {
         if n > 0 {
             self.pages.fetch_sub(n, Relaxed);
         }
@@ -327,7 +327,7 @@ impl Shared {
             }
             free_pages_bulk(&mut pages);
             self.folios.put_back(numbers);
-            self.unreserve(numbers.len());
+            self.give_room_back(numbers.len());
         }
     }
 }

@@ -16,7 +16,7 @@
 //!   transfers are handed back before the lock is looked at.
 //! - U4 Dropping the ring waits until all transfers have ended, unless it is the ring's thread that drops it: that thread ends
 //!   after them.
-use super::file_backing::Files;
+use super::files::Files;
 use super::{ReadTransfer, WriteTransfer};
 use crate::sync::{Mutex, MutexGuard, NoFork, Stamp, no_fork, survive};
 use core::mem::{self, ManuallyDrop};

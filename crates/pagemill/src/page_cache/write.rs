@@ -136,7 +136,7 @@ impl Cached {
                     self.make_dirty(&mut self.file.index.lock(), patch.page, page.number);
                 }
                 self.unlock(&page, EXCLUSIVE | LOCKED);
-                self.shared.unreserve(usize::from(spare.is_some()));
+                self.shared.give_room_back(usize::from(spare.is_some()));
                 return Ok(());
             }
             let copy = spare.take().map_or_else(|| self.one_page(), Ok);
@@ -164,7 +164,7 @@ impl Cached {
         let mut numbers = Vec::with_capacity(1);
         if self.shared.folios.take(1, &mut numbers) == 0 {
             drop(copy);
-            self.shared.unreserve(1);
+            self.shared.give_room_back(1);
             return Err(no_memory("each page that the cache may have is lent"));
         }
         let mut index = self.file.index.lock();
@@ -188,11 +188,11 @@ impl Cached {
 
     /// A page for a writer, which is counted.
     pub(super) fn one_page(&self) -> io::Result<Page> {
-        if self.shared.reserve(1) == 0 {
-            self.reserve_hard(1)?;
+        if self.shared.make_room(1) == 0 {
+            self.make_room_hard(1)?;
         }
         self.shared.page().map_err(|error| {
-            self.shared.unreserve(1);
+            self.shared.give_room_back(1);
             no_memory(error)
         })
     }
@@ -236,7 +236,7 @@ impl Cached {
             self.lengthen(at + ends[placed - 1] as u64);
         }
         drop(index);
-        self.shared.unreserve(rest.len());
+        self.shared.give_room_back(rest.len());
         drop(rest);
         self.shared.folios.put_back(&spare);
         self.shared.enqueue(self.file.number, (first..).zip(numbers.iter().copied()));
@@ -252,9 +252,9 @@ impl Cached {
         if n == 0 {
             return Ok(0);
         }
-        let granted = self.shared.reserve(n);
+        let granted = self.shared.make_room(n);
         let got = if granted > 0 { self.shared.pages_for(granted, runs) } else { 0 };
-        self.shared.unreserve(granted - got);
+        self.shared.give_room_back(granted - got);
         if got == 0 {
             runs.push(Run::of_page(self.one_page()?.into_word()));
         }

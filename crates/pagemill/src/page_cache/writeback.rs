@@ -6,15 +6,15 @@
 //!
 //! A page whose write fails stays dirty, and the error goes to each opener's next `sync`. If the backing fails to make
 //! durable what it was given, everything that was written since the last time is dirty again: nobody knows what it has.
-use super::backing::WriteTransfer;
+use super::backing::{WriteTransfer, is_writing};
 use super::cached::{Cached, no_memory, pieces};
 use super::folio::{ATTACHED, DIRTY, LOCKED, Number, PIN, State, UPTODATE, WRITEBACK};
 use super::index::Mark;
 use super::mapping::{again, byte_of, pages_for};
 use super::shared::Shared;
 use super::stats::add;
+use super::workers::Urgency;
 use crate::sync::{AtomicU64, RwLockReadGuard};
-use core::cell::Cell;
 use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use pagemill_core::PAGE_SIZE;
@@ -37,27 +37,10 @@ pub(super) enum Patience {
     Some,
 }
 
-thread_local! {
-    /// Whether this thread is writing back, or is called by a write-back: a backing that needs memory for a write.
-    static IS_WRITING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread is in a write-back already. It must not begin another to get memory.
-pub(super) fn is_writing() -> bool {
-    IS_WRITING.get()
-}
-
 impl Cached {
     /// Writes dirty pages of a range to the backing, `most` of them at most, and returns how many it began to write. With
     /// [`Patience::All`] their writes have ended when this returns.
     pub(super) fn write_back(&self, range: Range<u64>, most: usize, patience: Patience) -> usize {
-        struct Over(bool);
-        impl Drop for Over {
-            fn drop(&mut self) {
-                IS_WRITING.set(self.0);
-            }
-        }
-        let _over = Over(IS_WRITING.replace(true));
         let mut begun = 0;
         let mut at = range.start;
         while begun < most && at < range.end {
@@ -74,7 +57,9 @@ impl Cached {
                 at += u64::from(!self.waited_for(at, patience));
                 continue;
             }
-            self.write_run(at, numbers);
+            // Several at once keep a disk busy.
+            let is_one_of_many = patience == Patience::All && (begun > 0 || self.file.dirty.load(Relaxed) > 0);
+            self.write_run(at, numbers, is_one_of_many);
             drop(length);
             begun += taken;
             at += taken as u64;
@@ -139,8 +124,8 @@ impl Cached {
         true
     }
 
-    /// Writes a run that was taken: on this thread, unless the backing begins writes by itself.
-    fn write_run(&self, at: u64, numbers: Vec<Number>) {
+    /// Writes a run that was taken: on this thread if it is the only one, unless the backing begins writes by itself.
+    fn write_run(&self, at: u64, numbers: Vec<Number>, is_one_of_many: bool) {
         let counts = self.shared.counters.here();
         add(&counts.writes, 1);
         add(&counts.written, numbers.len());
@@ -154,7 +139,10 @@ impl Cached {
         // SAFETY: the folios have WRITEBACK and the transfer's pins. So nobody changes the pages, which needs the only
         // pin (L5), and none is freed (L3), before `write_ended`.
         let write = unsafe { WriteTransfer::new(byte_of(at), memory, done) };
-        self.file.io.write_or_here(write);
+        match is_one_of_many {
+            true => self.file.io.write(write, Urgency::Ahead),
+            false => self.file.io.write_or_here(write),
+        }
     }
 
     fn write_ended(&self, at: u64, numbers: &[Number], len: usize, result: io::Result<()>) {
@@ -244,9 +232,9 @@ impl Cached {
     ///
     /// # Errors
     /// Pages that are lent, locked, or dirty and cannot be written fill the cache.
-    pub(super) fn reserve_hard(&self, n: usize) -> io::Result<()> {
+    pub(super) fn make_room_hard(&self, n: usize) -> io::Result<()> {
         for round in 0..ROUNDS {
-            if self.shared.reserve(n) == n {
+            if self.shared.make_room(n) == n {
                 return Ok(());
             }
             if !is_writing() && write_back_files(&self.shared, PAGES_AT_ONCE) == 0 {

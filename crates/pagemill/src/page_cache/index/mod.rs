@@ -27,7 +27,9 @@ mod write;
 mod tests;
 
 pub(super) use nodes::Nodes;
-pub(super) use write::{Mark, Occupied, Verdict, Writing};
+#[cfg(test)]
+pub(super) use write::Occupied;
+pub(super) use write::{Mark, Verdict, Writing};
 
 use crate::sync::{AtomicUsize, Mutex};
 use core::num::NonZeroU32;

@@ -351,6 +351,7 @@ impl Nodes {
         })
     }
     /// Nodes that indexes have.
+    #[cfg(any(test, loom))]
     pub(crate) fn in_use(&self) -> usize {
         self.in_use.load(Relaxed)
     }

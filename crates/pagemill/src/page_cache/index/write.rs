@@ -38,8 +38,6 @@ impl Mark {
 pub(crate) enum Verdict {
     Remove,
     Keep,
-    /// Keeps it and all that follow.
-    Stop,
 }
 
 /// An offset was occupied already.
@@ -98,6 +96,7 @@ impl<'a> Writing<'a> {
     }
 
     /// Enters a frame, without marks.
+    #[cfg(any(test, loom))]
     pub(crate) fn insert(&mut self, at: u64, frame: NonZeroU32) -> Result<(), Occupied> {
         // Where this makes nodes there is a hole.
         let path = self.make(at);
@@ -159,22 +158,18 @@ impl<'a> Writing<'a> {
         mut verdict: impl FnMut(u64, NonZeroU32) -> Verdict,
     ) {
         self.each_leaf(range, |this, path, first, bits| {
-            let (mut gone, mut then) = (0, ControlFlow::Continue(()));
+            let mut gone = 0;
             for slot in slots_of(bits) {
                 let Some(frame) = path.leaf.get(slot) else { continue };
                 match verdict(first + slot as u64, frame) {
                     Verdict::Remove => gone |= 1 << slot,
                     Verdict::Keep => {}
-                    Verdict::Stop => {
-                        then = ControlFlow::Break(());
-                        break;
-                    }
                 }
             }
             if gone != 0 {
                 this.clear(path, first, gone);
             }
-            then
+            ControlFlow::Continue(())
         });
     }
 
@@ -319,10 +314,10 @@ impl<'a> Writing<'a> {
             }
             child = Link::to_interior(node, levels);
         }
-        self.shrink(child);
+        self.lower(child);
     }
 
-    fn shrink(&mut self, mut root: Link<'a>) {
+    fn lower(&mut self, mut root: Link<'a>) {
         let old = root.levels();
         if root.map(PRESENT) == 0 {
             self.tree.set_root(Link::NONE);

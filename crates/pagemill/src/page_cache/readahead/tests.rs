@@ -2,7 +2,8 @@
 use super::*;
 use std::collections::BTreeSet;
 
-const MAX: u32 = MAX_OF_LINUX;
+/// The kernel's default: 128 KiB.
+const MAX: u32 = 32;
 const HUGE: u64 = 1 << 40;
 
 /// A file's pages in the cache.
