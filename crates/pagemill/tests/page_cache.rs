@@ -1,10 +1,11 @@
 //! The page cache: readahead, write-back, eviction, lending (C8). `page_cache_model.rs` compares its bytes with a file's.
-use crate::common::{Asked, FakeBacking, Fault, Over, arena, close_all_back, in_child, until};
+use crate::common::{Asked, FakeBacking, Fault, Kept, Over, arena, close_all_back, in_child, until};
 use pagemill::{
     Advice, Allocator, Backing, CachedFile, FileBacking, Gfp, Page, PageCache, PageCount, ReadTransfer, WriteTransfer,
     page_caches,
 };
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -88,6 +89,20 @@ fn a_read_that_fails_leaves_nothing_and_is_tried_again() {
         assert_eq!(cache.stats().pages, 0);
     }
     assert!(page_at(&file, 3).unwrap() == bytes(8)[3 * PAGE..4 * PAGE]);
+    file.close().unwrap();
+    end(allocator, cache);
+}
+
+#[test]
+fn short_answers_go_on() {
+    let (allocator, cache) = cache(64);
+    let (backing, file) = file(&cache, 8);
+    backing.fail([Fault::Short(100), Fault::Short(1), Fault::Error(ErrorKind::Interrupted)]);
+    assert!(page_at(&file, 3).unwrap() == bytes(8)[3 * PAGE..4 * PAGE]);
+    file.write_at(&[7; 2 * PAGE], 0).unwrap();
+    backing.fail([Fault::Short(PAGE + 1), Fault::Error(ErrorKind::Interrupted)]);
+    file.sync().unwrap();
+    assert!(backing.bytes()[..2 * PAGE] == [7; 2 * PAGE]);
     file.close().unwrap();
     end(allocator, cache);
 }
@@ -516,6 +531,7 @@ fn transfers_that_a_backing_keeps_are_awaited() {
     std::thread::scope(|scope| {
         let syncer = scope.spawn(|| file.sync());
         let kept = backing.take_kept();
+        assert!(matches!(kept, Kept::Write(_)) && backing.kept() == 0);
         // A write of the same page goes to a copy, and its write waits for the first.
         file.write_at(&[4; PAGE], 0).unwrap();
         backing.keep_transfers(false);
@@ -599,12 +615,13 @@ fn offsets_at_the_ends_of_what_there_can_be_are_refused_or_empty() {
     assert_eq!(file.read_at(&mut [], 0).unwrap(), 0);
     assert_eq!(file.write_at(&[], u64::MAX / 4).unwrap(), 0);
     assert_eq!(file.len(), 2 * PAGE as u64);
+    let backward = Range { start: 5, end: 0 };
     for advice in [Advice::WillNeed, Advice::DontNeed, Advice::Normal] {
         file.advise(advice, u64::MAX - 1..u64::MAX);
-        file.advise(advice, 5..0);
+        file.advise(advice, backward.clone());
         file.advise(advice, 0..0);
     }
-    assert_eq!(file.invalidate(5..0), 0);
+    assert_eq!(file.invalidate(backward), 0);
     file.close().unwrap();
     end(allocator, cache);
 }

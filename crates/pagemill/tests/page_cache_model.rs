@@ -4,7 +4,7 @@
 //! fails at random acquisitions. One thread compares each read with a vector of bytes; many threads stamp what they own.
 use crate::common::{Over, Rng, arena, close_all_back, until};
 use pagemill::{Advice, Backing, CachedFile, Faults, Lent, PageCache, PageCount};
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -34,7 +34,7 @@ impl Disk {
     }
     fn fails(&self, state: &mut State) -> io::Result<()> {
         match state.rng.below(1000) < self.chance.load(Relaxed) as usize {
-            true => Err(io::Error::new(ErrorKind::Other, "a bad sector")),
+            true => Err(io::Error::other("a bad sector")),
             false => Ok(()),
         }
     }
@@ -108,6 +108,7 @@ struct Run {
 
 const FILE_MAX: usize = 60 * PAGE;
 
+#[expect(clippy::too_many_lines, reason = "a step of each kind, one after another")]
 fn check(run: &Run) {
     let rng = &mut Rng::new(run.seed);
     let mut model: Vec<u8> = (0..rng.below(FILE_MAX)).map(|i| i as u8 ^ (i >> 8) as u8).collect();
@@ -121,7 +122,6 @@ fn check(run: &Run) {
         .build();
     let mut openers = vec![cache.open(disk.clone()).unwrap()];
     let mut lent: Vec<(Lent, Vec<u8>)> = Vec::new();
-    // What reached the disk and was made durable.
     for step in 0..run.steps {
         let file = &openers[rng.below(openers.len())];
         let at = if rng.below(3) == 0 { rng.below(FILE_MAX) / PAGE * PAGE } else { rng.below(FILE_MAX) };
