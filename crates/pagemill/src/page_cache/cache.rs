@@ -130,15 +130,22 @@ impl PageCacheBuilder {
         let dirty = shared.allocator.register_shrinker(Arc::new(Dirty(Arc::downgrade(&shared))));
         shared.keep([clean, dirty]);
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|cache| cache.strong_count() > 0);
-        all.push(Arc::downgrade(&shared));
+        all.made += 1;
+        let id = all.made;
+        all.caches.retain(|(_, cache)| cache.strong_count() > 0);
+        all.caches.push((id, Arc::downgrade(&shared)));
         drop(all);
         PageCache { shared }
     }
 }
 
-/// The caches of this process.
-static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+/// The caches of this process, by their numbers.
+struct All {
+    caches: Vec<(u64, Weak<Shared>)>,
+    made: u64,
+}
+
+static ALL: Mutex<All> = Mutex::new(All { caches: Vec::new(), made: 0 });
 
 impl PageCache {
     /// A cache whose pages come from `allocator`.
@@ -202,6 +209,8 @@ impl fmt::Debug for PageCache {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PageCacheInfo {
+    /// A number that no other cache of this process had.
+    pub id: u64,
     /// The name that its builder gave it, or an empty one.
     pub name: String,
     /// Its figures.
@@ -218,9 +227,9 @@ pub struct PageCacheInfo {
 /// assert_eq!(seen.stats, cache.stats());
 /// ```
 pub fn page_caches() -> Vec<PageCacheInfo> {
-    let all = ALL.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let info = |shared: Arc<Shared>| PageCacheInfo { name: shared.name.to_string(), stats: shared.stats() };
-    all.iter().filter_map(Weak::upgrade).map(info).collect()
+    let all = ALL.lock().unwrap_or_else(PoisonError::into_inner).caches.clone();
+    let info = |id, shared: Arc<Shared>| PageCacheInfo { id, name: shared.name.to_string(), stats: shared.stats() };
+    all.iter().filter_map(|(id, shared)| Some(info(*id, shared.upgrade()?))).collect()
 }
 
 /// Evicts clean pages for the allocator.
