@@ -131,8 +131,6 @@ impl Source {
         if len < at {
             return Err(self.shrunk(at, len));
         }
-        // The page at the old end was filled with zeros behind it.
-        self.file.invalidate(at..len);
         Ok(len > at)
     }
 

@@ -68,6 +68,7 @@ pub struct PageCacheBuilder {
     dirty: Option<usize>,
     window: usize,
     threads: usize,
+    is_wiped: bool,
     name: Box<str>,
     trace: Option<Trace>,
 }
@@ -94,6 +95,26 @@ impl PageCacheBuilder {
     pub fn threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }
+    /// Zeroes each page before it goes back to the allocator, for contents that must not stay in memory. By default a
+    /// page keeps them until it is used again.
+    ///
+    /// ```
+    /// # use pagemill::{Allocator, FileBacking, Gfp, PageCache, PageCount};
+    /// # let path = std::env::temp_dir().join(format!("pagemill-wiped-{}", std::process::id()));
+    /// # std::fs::write(&path, vec![7; 1 << 12])?;
+    /// let allocator = Allocator::builder().pages(1).build().unwrap();
+    /// let cache = PageCache::builder(&allocator).wiped(true).build();
+    /// let file = cache.open(FileBacking::open(&path)?)?;
+    /// file.read_at(&mut [0; 4096], 0)?;
+    /// cache.evict(PageCount::new(1));
+    /// let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+    /// assert!(page.iter().all(|&byte| byte == 0));
+    /// # drop(file); std::fs::remove_file(path)?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    pub fn wiped(self, is_wiped: bool) -> Self {
+        Self { is_wiped, ..self }
+    }
     /// A name for observers.
     pub fn named(self, name: impl Into<Box<str>>) -> Self {
         Self { name: name.into(), ..self }
@@ -117,13 +138,14 @@ impl PageCacheBuilder {
 
     /// Makes the cache.
     pub fn build(self) -> PageCache {
-        let Self { allocator, limit, dirty, window, threads, name, trace } = self;
+        let Self { allocator, limit, dirty, window, threads, is_wiped, name, trace } = self;
         let limit = limit.unwrap_or_else(|| allocator.zoneinfo().iter().map(|zone| zone.managed as usize).sum()).max(1);
         let sizes = Sizes {
             limit,
             dirty: dirty.unwrap_or(limit / 5),
             window: u32::try_from(window).unwrap_or(u32::MAX),
             threads,
+            is_wiped,
         };
         let shared = Arc::new(Shared::new(allocator, sizes, name, trace));
         let clean = shared.allocator.register_shrinker(Arc::new(Clean(Arc::downgrade(&shared))));
@@ -156,6 +178,7 @@ impl PageCache {
             dirty: None,
             window: WINDOW,
             threads: THREADS,
+            is_wiped: false,
             name: Box::default(),
             trace: None,
         }
