@@ -33,7 +33,7 @@ pub(crate) const MUTANTS: &str = "tests/mutants/Cargo.toml";
 pub(crate) const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
 /// All crates, with the features that none of the project's programs turns on.
-const WORKSPACE: &str = "--workspace --features pagemill/bytes,pagemill/compio,pagemill/cuda,pagemill/monoio,pagemill/tokio-uring,pagemill-watch/metrics";
+const WORKSPACE: &str = "--workspace --features pagemill/bytes,pagemill/compio,pagemill/cuda,pagemill/monoio,pagemill/object_store,pagemill/tokio-uring,pagemill/uring,pagemill-watch/metrics";
 
 /// The optimisation level of each crate in [`lightly`]. Optimising takes longer than the tests save by it, except in code that
 /// tests run millions of times.
@@ -401,7 +401,7 @@ pub(crate) fn examples(shell: &Shell) -> Result<Tally> {
 pub(crate) fn rustdoc(shell: &Shell) -> Result<Tally> {
     // Private items too: the modules' theories are written on them, and public items link to them. The program `pagemill` is
     // left out, because its page would replace the library's.
-    const FEATURES: &str = "pagemill/bytes,pagemill/compio,pagemill/cuda,pagemill/monoio,pagemill/tokio-uring";
+    const FEATURES: &str = "pagemill/bytes,pagemill/compio,pagemill/cuda,pagemill/monoio,pagemill/object_store,pagemill/tokio-uring,pagemill/uring";
     let all = "doc --locked --release --workspace --exclude pagemill-cli --no-deps --document-private-items";
     let doc = shell.cargo(&format!("{all} --features {FEATURES}"));
     doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links")

@@ -73,7 +73,10 @@
 //! - `full-states`: also marks each page that a handle owns, as in debug builds. It costs two stores a page, and detects
 //!   a bug in Pagemill itself that hands one page out twice. Misuse of raw pointers is detected without this feature
 //!   (C2.4).
+//! - `object_store`: the type `ObjectBacking`, with which a page cache reads objects of a store (S3, HTTP and others). Its
+//!   tokio runtime is the program's.
 //! - `trace`: records the steps of a request, for Pagemill's own tests.
+//! - `uring`: a [`FileBacking`] transfers through an io_uring: its function `with_ring`.
 //!
 //! # Signal handlers
 //! A signal handler may allocate single pages, make bulk requests of order 0 with [`Gfp::NOWAIT`] or [`Gfp::ATOMIC`],
@@ -178,9 +181,11 @@ pub use mempool::{
     BlockMempool, ElementsOut, Mempool, MempoolStats, PageMempool, PageSource, Pair, PoolRef, Pooled, Source,
 };
 pub use misuse::{foreign_frees, on_misuse};
+#[cfg(feature = "object_store")]
+pub use page_cache::ObjectBacking;
 pub use page_cache::{
-    Advice, Backing, CachedFile, FileBacking, FileOptions, Lent, PageCache, PageCacheBuilder, PageCacheInfo, PageCacheStats,
-    ReadTransfer, ReadaheadDecision, WriteTransfer, page_caches,
+    Advice, Backing, CachedFile, FileBacking, FileOptions, Lent, PageCache, PageCacheBuilder, PageCacheInfo,
+    PageCacheStats, ReadTransfer, ReadaheadDecision, WriteTransfer, page_caches,
 };
 pub use page_pool::{Ending, Frag, PagePool, PagePoolInfo, PagePoolStats, PoolPage, page_pools};
 pub use pagemill_core::{

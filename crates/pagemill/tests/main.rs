@@ -61,6 +61,8 @@ cfg_if! {
         mod model;
         mod model_nodes;
         mod nodes;
+        mod page_cache;
+        mod page_cache_model;
         mod page_pool;
         mod placement;
         mod pooled;

@@ -138,6 +138,33 @@ pub trait Backing: Send + Sync + 'static {
     }
 }
 
+impl<B: Backing + ?Sized> Backing for Arc<B> {
+    fn len(&self) -> io::Result<u64> {
+        (**self).len()
+    }
+    fn read_vectored_at(&self, into: &mut [IoSliceMut<'_>], at: u64) -> io::Result<usize> {
+        (**self).read_vectored_at(into, at)
+    }
+    fn write_vectored_at(&self, from: &[IoSlice<'_>], at: u64) -> io::Result<usize> {
+        (**self).write_vectored_at(from, at)
+    }
+    fn sync(&self) -> io::Result<()> {
+        (**self).sync()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        (**self).set_len(len)
+    }
+    fn start_read(&self, read: ReadTransfer) -> Option<ReadTransfer> {
+        (**self).start_read(read)
+    }
+    fn start_write(&self, write: WriteTransfer) -> Option<WriteTransfer> {
+        (**self).start_write(write)
+    }
+    fn largest(&self) -> usize {
+        (**self).largest()
+    }
+}
+
 /// Called with the number of bytes that were moved.
 pub(super) type Done = Box<dyn FnOnce(io::Result<usize>) + Send>;
 
@@ -322,6 +349,37 @@ impl ReadTransfer {
         // SAFETY: valid and the transfer's alone, as the caller of `new` promised; borrowed as long as the transfer is.
         let slice = |piece: Piece| unsafe { slice::from_raw_parts_mut(piece.base.as_ptr(), piece.len) };
         self.0.next(most).map(|piece| IoSliceMut::new(slice(piece))).collect()
+    }
+
+    /// Copies the next `bytes` of the backing to the memory, and [advances](Self::advance). For a backing that has them in
+    /// memory of its own.
+    ///
+    /// # Errors
+    /// There are more bytes than are left to read. Nothing has changed then.
+    ///
+    /// ```
+    /// /// A part of an answer has arrived.
+    /// fn arrived(read: &mut pagemill::ReadTransfer, part: &[u8]) -> std::io::Result<()> {
+    ///     read.copy_from(part)
+    /// }
+    /// ```
+    pub fn copy_from(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > self.len() {
+            return Err(lie(bytes.len(), self.len()));
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let mut slices = self.slices_up_to(rest.len());
+            let copied = slices.iter_mut().fold(0, |copied, slice| {
+                let end = copied + slice.len();
+                slice.copy_from_slice(&rest[copied..end]);
+                end
+            });
+            drop(slices);
+            self.0.advance(copied)?;
+            rest = &rest[copied..];
+        }
+        Ok(())
     }
 
     /// The result of the read. 0 bytes: the backing ends here. Fewer bytes than [`len`](Self::len), or

@@ -68,4 +68,3 @@ pub(super) fn pieces(pages: impl Iterator<Item = usize>) -> Vec<(NonNull<u8>, us
 pub(super) fn no_memory(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::OutOfMemory, why)
 }
-

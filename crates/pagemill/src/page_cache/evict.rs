@@ -106,6 +106,8 @@ pub(super) struct Queues {
     capacity: u64,
     /// Pages that `Small` shall have if the cache is full, times [`PARTS`].
     share: u64,
+    /// Places that `Small` gave up in the last call of [`Self::evict`], and that no page took since.
+    given: usize,
     ghosts: Ghosts,
 }
 
@@ -115,7 +117,14 @@ impl Queues {
         let capacity = u64::from(capacity.max(1));
         let empty = Ends { oldest: NONE, newest: NONE, len: 0 };
         let share = (capacity * PARTS / 10).max(PARTS);
-        Self { nodes: Vec::new(), ends: [empty; QUEUES.len()], capacity, share, ghosts: Ghosts::new(capacity) }
+        Self {
+            nodes: Vec::new(),
+            ends: [empty; QUEUES.len()],
+            capacity,
+            share,
+            given: 0,
+            ghosts: Ghosts::new(capacity),
+        }
     }
 
     /// Changes the capacity. Evicts nothing: a caller that shrinks calls [`Self::evict`] for what is too much. The
@@ -136,12 +145,19 @@ impl Queues {
         self.ends.iter().map(|ends| ends.len).sum()
     }
 
-    /// A page came in. `key` is a hash of file and offset, with all 64 bits well mixed.
+    /// Pages came in: frames and keys. A key is a hash of file and offset, with all 64 bits well mixed.
     ///
     /// # Panics
     ///
-    /// If the frame has a queue already.
-    pub(super) fn insert(&mut self, frame: u32, key: u64) {
+    /// If a frame has a queue already.
+    pub(super) fn insert(&mut self, pages: &[(u32, u64)]) {
+        for some in pages.chunks(TOGETHER) {
+            self.ghosts.touch(some.iter().map(|&(_, key)| key));
+            some.iter().for_each(|&(frame, key)| self.insert_one(frame, key));
+        }
+    }
+
+    fn insert_one(&mut self, frame: u32, key: u64) {
         if frame as usize >= self.nodes.len() {
             self.nodes.resize(frame as usize + 1, Node::ABSENT);
         }
@@ -151,6 +167,7 @@ impl Queues {
             Some(ghost) => self.place_of(ghost),
             None => (Queue::Small, 0),
         };
+        self.given = self.given.saturating_sub(1);
         self.push(into, frame, time);
     }
 
@@ -194,7 +211,8 @@ impl Queues {
     ///
     /// Pages that are busy move aside, and a call looks at few of these, unless nothing else is left. If all are busy, it
     /// looks at each once.
-    pub(super) fn evict(&mut self, wanted: usize, most_looks: usize, mut look: impl FnMut(u32, u8) -> Look) -> usize {
+    pub(super) fn evict(&mut self, wanted: usize, most_looks: usize, look: impl FnMut(u32, u8) -> Look) -> usize {
+        self.given = 0;
         let mut trip = Trip { look, wanted, looks: most_looks.min(ROUNDS * self.len()), taken: 0 };
         let (mut waiting, mut patience) = (self.count(Queue::Aside), 1 + wanted / 4);
         while self.consider(Queue::First, &mut trip).is_some() {}
@@ -207,6 +225,7 @@ impl Queues {
         while waiting > 0 && self.consider(Queue::Aside, &mut trip).is_some() {
             waiting -= 1;
         }
+        self.ghosts.settle();
         trip.taken
     }
 
@@ -221,7 +240,10 @@ impl Queues {
             Look::Used => self.push(Queue::Main, frame, self.ghosts.now()),
             Look::Busy => self.push(Queue::Aside, frame, u32::from(is_mains)),
             Look::Taken(_) if from == Queue::First => {}
-            Look::Taken(key) => self.ghosts.remember(key, is_mains),
+            Look::Taken(key) => {
+                self.given += usize::from(from == Queue::Small);
+                self.ghosts.remember(key, is_mains);
+            }
         }
         Some(seen)
     }
@@ -264,7 +286,7 @@ impl Queues {
         if ghost.is_mains || u64::from(ghost.age) > self.capacity {
             return (Queue::Small, 0);
         }
-        if self.is_small_above_share() {
+        if self.given > 0 {
             return (Queue::Main, self.ghosts.now());
         }
         // It was away for its age and for its way through Small.
@@ -275,7 +297,7 @@ impl Queues {
         if u64::from(ghost.age) > (self.capacity / 50).max(2) {
             return;
         }
-        let step = (self.capacity * PARTS * 3 / 10_000).max(PARTS / 4);
+        let step = (self.capacity * PARTS * 2 / 10_000).max(PARTS / 4);
         let (least, most) = self.share_bounds();
         let share = if ghost.is_mains { self.share.saturating_sub(step) } else { self.share + step };
         self.share = share.clamp(least, most);
@@ -382,26 +404,35 @@ struct Ghost {
     is_mains: bool,
 }
 
+/// Entries of the table that are fetched together.
+const TOGETHER: usize = 32;
+
 /// Ghosts in a line of the table.
 const LINE: usize = 16;
 
-/// What was evicted lately: a table of lines, each a queue of its own. An entry has 20 bits of the key's hash, 11 of the
-/// time of its queue, and one for the queue. A key that only looks like a ghost has a chance of one in 65,000.
+/// What was evicted lately: a table of lines, each a queue of its own. An entry has 18 bits of the key's hash, 13 of the
+/// time of its queue, and one for the queue. A key that only looks like a ghost has a chance of one in 16,000.
 struct Ghosts {
     lines: Vec<[u32; LINE]>,
     /// Evictions from `Small` and from `Main`.
     clocks: [u32; 2],
     /// Evictions in one unit of an entry's time, as a power of two.
     unit: u32,
+    /// Keys and the rest of their entries, on their way to the table.
+    coming: Vec<(u64, u32)>,
 }
 
 impl Ghosts {
-    const TIMES: u32 = 1 << 11;
+    /// Times that an entry tells apart.
+    const TIMES: u32 = 1 << 13;
+    /// An entry less what identifies its key.
+    const REST: u32 = 2 * Self::TIMES - 1;
 
     fn new(capacity: u64) -> Self {
         let lines = (2 * capacity).div_ceil(LINE as u64) as usize;
-        // A capacity has 256 to 512 units, so times repeat after 4 capacities or more; entries are gone by then.
-        Self { lines: vec![[0; LINE]; lines], clocks: [0; 2], unit: (capacity / 256).max(1).ilog2() }
+        // A capacity has 512 to 1024 units, so times repeat after 8 capacities or more; entries are gone by then.
+        let unit = (capacity / 512).max(1).ilog2();
+        Self { lines: vec![[0; LINE]; lines], clocks: [0; 2], unit, coming: Vec::with_capacity(TOGETHER) }
     }
 
     /// The time of `Main`'s pages: evictions from `Small`.
@@ -412,28 +443,342 @@ impl Ghosts {
     /// The line of a key, and what identifies the key there: never 0, as an unused entry is.
     fn line(&mut self, key: u64) -> (&mut [u32; LINE], u32) {
         let line = (u128::from(key) * self.lines.len() as u128) >> 64;
-        (&mut self.lines[line as usize], ((key as u32) >> 12).max(1) << 12)
+        (&mut self.lines[line as usize], ((key as u32) & !Self::REST).max(Self::REST + 1))
     }
 
     fn remember(&mut self, key: u64, is_mains: bool) {
         let clock = &mut self.clocks[usize::from(is_mains)];
         *clock = clock.wrapping_add(1);
         let time = (*clock >> self.unit) % Self::TIMES;
-        let (line, print) = self.line(key);
-        line.copy_within(..LINE - 1, 1);
-        line[0] = print | (time << 1) | u32::from(is_mains);
+        if self.coming.len() == TOGETHER {
+            self.settle();
+        }
+        self.coming.push((key, (time << 1) | u32::from(is_mains)));
+    }
+
+    /// Puts into the table what is on its way.
+    fn settle(&mut self) {
+        let coming = std::mem::take(&mut self.coming);
+        self.touch(coming.iter().map(|&(key, _)| key));
+        for &(key, rest) in &coming {
+            let (line, print) = self.line(key);
+            line.copy_within(..LINE - 1, 1);
+            line[0] = print | rest;
+        }
+        self.coming = coming;
+        self.coming.clear();
+    }
+
+    /// Reads the lines of keys, so that the processor fetches them at the same time: each is far away.
+    fn touch(&mut self, keys: impl Iterator<Item = u64>) {
+        std::hint::black_box(keys.fold(0, |sum, key| sum ^ self.line(key).0[0]));
     }
 
     /// Whether the key is a ghost; it is none from then on.
     fn recall(&mut self, key: u64) -> Option<Ghost> {
         let (clocks, unit) = (self.clocks, self.unit);
         let (line, print) = self.line(key);
-        let at = line.iter().position(|entry| entry & !0xFFF == print)?;
+        let at = line.iter().position(|entry| entry & !Self::REST == print)?;
         let entry = line[at];
         line.copy_within(at + 1.., at);
         line[LINE - 1] = 0;
         let now = clocks[entry as usize & 1] >> unit;
-        let age = (now.wrapping_sub((entry & 0xFFF) >> 1) % Self::TIMES) << unit;
+        let age = (now.wrapping_sub((entry & Self::REST) >> 1) % Self::TIMES) << unit;
         Some(Ghost { age, is_mains: entry & 1 == 1 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Look, Queue, Queues, ROUNDS};
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn mixed(key: u64) -> u64 {
+        let n = (key ^ (key >> 30)).wrapping_add(0x9E37_79B9_7F4A_7C15).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (n ^ (n >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB)
+    }
+
+    /// A cache of `capacity` pages, each of one key, with counts of reads up to 3.
+    struct Cache {
+        queues: Queues,
+        capacity: u32,
+        frames: HashMap<u64, u32>,
+        pages: Vec<(u64, u8)>,
+        unused: Vec<u32>,
+    }
+
+    impl Cache {
+        fn new(capacity: u32) -> Self {
+            let (queues, unused) = (Queues::new(capacity), (0..capacity).rev().collect());
+            Self { queues, capacity, frames: HashMap::new(), pages: vec![(0, 0); capacity as usize], unused }
+        }
+
+        fn evict(&mut self, wanted: usize) -> usize {
+            let Self { queues, frames, pages, unused, .. } = self;
+            queues.evict(wanted, usize::MAX, |frame, spare| {
+                let (key, reads) = &mut pages[frame as usize];
+                if *reads > spare {
+                    *reads -= spare + 1;
+                    return Look::Used;
+                }
+                assert_eq!(frames.remove(key), Some(frame));
+                unused.push(frame);
+                Look::Taken(mixed(*key))
+            })
+        }
+
+        /// True for a hit.
+        fn read(&mut self, key: u64) -> bool {
+            if let Some(&frame) = self.frames.get(&key) {
+                let reads = &mut self.pages[frame as usize].1;
+                *reads = (*reads + 1).min(3);
+                return true;
+            }
+            if self.frames.len() >= self.capacity as usize {
+                let wanted = self.frames.len() + 1 - self.capacity as usize;
+                assert_eq!(self.evict(wanted), wanted);
+            }
+            let frame = self.unused.pop().unwrap();
+            self.pages[frame as usize] = (key, 0);
+            self.frames.insert(key, frame);
+            self.queues.insert(&[(frame, mixed(key))]);
+            false
+        }
+    }
+
+    fn filled(frames: u32, capacity: u32) -> Queues {
+        let mut queues = Queues::new(capacity);
+        (0..frames).for_each(|frame| queues.insert(&[(frame, mixed(u64::from(frame)))]));
+        queues
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert(u32, u64),
+        Remove(u32),
+        Replace(u32, u32),
+        Demote(u32),
+        Capacity(u32),
+        /// Wanted, most looks, seed of the answers.
+        Evict(usize, usize, u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            6 => (0..64_u32, 0..200_u64).prop_map(|(frame, key)| Step::Insert(frame, key)),
+            1 => (0..64_u32).prop_map(Step::Remove),
+            1 => (0..64_u32, 0..64_u32).prop_map(|(old, new)| Step::Replace(old, new)),
+            1 => (0..64_u32).prop_map(Step::Demote),
+            1 => (0..70_u32).prop_map(Step::Capacity),
+            3 => (0..20_usize, 0..100_usize, any::<u64>()).prop_map(|(wanted, most, seed)| Step::Evict(wanted, most, seed)),
+        ];
+        proptest::collection::vec(step, 1..200)
+    }
+
+    proptest! {
+        /// I1 to I4 against a model: a map from frame to key.
+        #[test]
+        fn queues_hold_what_a_map_holds(steps in steps()) {
+            let (mut queues, mut model) = (Queues::new(32), HashMap::new());
+            for step in steps {
+                match step {
+                    Step::Insert(frame, key) if !model.contains_key(&frame) => {
+                        queues.insert(&[(frame, mixed(key))]);
+                        model.insert(frame, key);
+                    }
+                    Step::Insert(..) => {}
+                    Step::Remove(frame) => assert_eq!(queues.remove(frame), model.remove(&frame).is_some()),
+                    Step::Replace(_, new) if model.contains_key(&new) => {}
+                    Step::Replace(old, new) => {
+                        let key = model.remove(&old);
+                        assert_eq!(queues.replace(old, new), key.is_some());
+                        key.map(|key| model.insert(new, key));
+                    }
+                    Step::Demote(frame) => assert_eq!(queues.demote(frame), model.contains_key(&frame)),
+                    Step::Capacity(capacity) => queues.set_capacity(capacity),
+                    Step::Evict(wanted, most, seed) => {
+                        let (mut looks, mut gone, before) = (0, 0, model.len());
+                        let taken = queues.evict(wanted, most, |frame, _| {
+                            looks += 1;
+                            match mixed(seed ^ (looks << 8)) % 3 {
+                                0 => Look::Used,
+                                1 => Look::Busy,
+                                _ => {
+                                    gone += 1;
+                                    Look::Taken(mixed(model.remove(&frame).expect("a frame that is there")))
+                                }
+                            }
+                        });
+                        assert_eq!(taken, gone);
+                        assert!(taken <= wanted && looks as usize <= most.min(ROUNDS * before));
+                    }
+                }
+                queues.validate();
+                assert_eq!(queues.len(), model.len());
+                model.keys().for_each(|&frame| assert!(queues.queue(frame).is_some()));
+            }
+        }
+    }
+
+    #[test]
+    fn busy_pages_are_looked_at_once_in_a_call() {
+        let mut queues = filled(100, 100);
+        for _ in 0..3 {
+            let mut looks = vec![0; 100];
+            let busy = |frame: u32, _| {
+                looks[frame as usize] += 1;
+                Look::Busy
+            };
+            assert_eq!(queues.evict(10, usize::MAX, busy), 0);
+            assert_eq!(looks, [1; 100]);
+        }
+        assert_eq!(queues.evict(10, 7, |_, _| Look::Busy), 0);
+        queues.validate();
+    }
+
+    #[test]
+    fn pages_that_are_always_read_end_a_call() {
+        let (mut queues, mut looks) = (filled(100, 100), 0);
+        let used = |_, _| {
+            looks += 1;
+            Look::Used
+        };
+        assert_eq!(queues.evict(1, usize::MAX, used), 0);
+        assert!(looks <= ROUNDS * 100, "{looks} looks");
+    }
+
+    /// Every other page is dirty and stays so: after they have moved aside, a call looks at few of them.
+    #[test]
+    fn dirty_pages_move_out_of_the_way() {
+        let (mut queues, mut free) = (filled(1000, 1000), Vec::new());
+        for round in 0..200_u64 {
+            let mut looks = 0;
+            let look = |frame: u32, _| {
+                looks += 1;
+                if frame.is_multiple_of(2) {
+                    return Look::Busy;
+                }
+                free.push(frame);
+                Look::Taken(mixed(u64::from(frame)))
+            };
+            assert_eq!(queues.evict(8, usize::MAX, look), 8);
+            assert!(round < 70 || looks <= 8 + 3, "round {round}: {looks} looks for 8 pages");
+            for (n, frame) in free.drain(..).enumerate() {
+                queues.insert(&[(frame, mixed(10_000 + round * 8 + n as u64))]);
+            }
+        }
+    }
+
+    #[test]
+    fn clean_pages_come_back_from_aside() {
+        let mut queues = filled(100, 100);
+        queues.evict(1, usize::MAX, |_, _| Look::Busy);
+        assert_eq!(queues.count(Queue::Aside), 100);
+        let mut gone = Vec::new();
+        let clean = |frame, _| {
+            gone.push(frame);
+            Look::Taken(mixed(u64::from(frame)))
+        };
+        assert_eq!(queues.evict(100, usize::MAX, clean), 100);
+        assert!(gone.is_sorted(), "the page that was aside for longest goes first");
+    }
+
+    #[test]
+    fn a_scan_leaves_the_hot_set() {
+        for capacity in [10, 100, 5000] {
+            let (mut cache, hot) = (Cache::new(capacity), u64::from(capacity) / 2);
+            (0..5 * hot).for_each(|n| _ = cache.read(n % hot));
+            // Each page comes in by readahead and is read once: a read that misses counts none, the second one counts.
+            (0..20 * u64::from(capacity)).for_each(|n| _ = cache.read(1_000_000 + n / 2));
+            let left = (0..hot).filter(|key| cache.frames.contains_key(key)).count();
+            assert_eq!(left as u64, hot, "{capacity} pages");
+            cache.queues.validate();
+        }
+    }
+
+    /// The same test with a fault put in: a policy that keeps every page that was read at all, as readahead's pages are
+    /// by a scan, loses the hot set. So the test above sees a scan that gets through.
+    #[test]
+    fn a_policy_that_keeps_what_a_scan_read_loses_the_hot_set() {
+        let (mut cache, hot) = (Cache::new(100), 50);
+        (0..5 * hot).for_each(|n| _ = cache.read(n % hot));
+        for n in 0..1000 {
+            (0..3).for_each(|_| _ = cache.read(1_000_000 + n));
+        }
+        assert!((0..hot).filter(|key| cache.frames.contains_key(key)).count() < 5);
+    }
+
+    #[test]
+    fn part_of_a_loop_stays() {
+        let mut cache = Cache::new(1000);
+        let hits = (0..30 * 1100).filter(|n| cache.read(n % 1100)).count();
+        assert!(hits > 30 * 1100 * 7 / 10, "{hits} hits; LRU has none");
+    }
+
+    #[test]
+    fn a_smaller_capacity_takes_effect() {
+        let mut cache = Cache::new(1000);
+        (0..5000).for_each(|n| _ = cache.read(n % 1300));
+        cache.capacity = 10;
+        cache.queues.set_capacity(10);
+        cache.queues.validate();
+        (0..500).for_each(|n| _ = cache.read(n % 7));
+        assert_eq!(cache.queues.len(), 10);
+        assert!((0..7).all(|key| cache.read(key)));
+        cache.queues.set_capacity(0);
+        assert_eq!(cache.evict(100), 10);
+        cache.queues.validate();
+    }
+
+    #[test]
+    fn a_demoted_page_goes_first_and_leaves_no_ghost() {
+        let mut queues = filled(10, 10);
+        assert!(queues.demote(7) && !queues.demote(77));
+        let mut gone = None;
+        let take = |frame, _| {
+            gone = Some(frame);
+            Look::Taken(mixed(7))
+        };
+        assert_eq!(queues.evict(1, usize::MAX, take), 1);
+        assert_eq!(gone, Some(7));
+        assert!(queues.ghosts.recall(mixed(7)).is_none());
+    }
+
+    #[test]
+    fn a_copy_takes_the_place_of_its_page() {
+        let mut queues = filled(3, 10);
+        assert!(queues.replace(1, 9) && !queues.replace(1, 8));
+        let mut order = Vec::new();
+        let take = |frame, _| {
+            order.push(frame);
+            Look::Taken(0)
+        };
+        queues.evict(3, usize::MAX, take);
+        assert_eq!(order, [0, 9, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "frame 3 comes in, and is in Some(Small)")]
+    fn a_frame_that_comes_in_twice_is_a_broken_invariant() {
+        filled(5, 10).insert(&[(3, 0)]);
+    }
+
+    #[test]
+    fn validate_sees_a_broken_link() {
+        let mut queues = filled(5, 10);
+        queues.nodes[2].newer = 4;
+        assert!(std::panic::catch_unwind(|| queues.validate()).is_err());
+    }
+
+    #[test]
+    fn a_ghost_has_its_age_and_its_queue() {
+        let mut ghosts = super::Ghosts::new(1000);
+        (0..500).for_each(|key| ghosts.remember(mixed(key), key % 5 == 0));
+        ghosts.settle();
+        let ghost = ghosts.recall(mixed(101)).unwrap();
+        assert_eq!((ghost.age, ghost.is_mains), ((102..500).filter(|n| n % 5 != 0).count() as u32, false));
+        assert!(ghosts.recall(mixed(101)).is_none() && ghosts.recall(mixed(9_999)).is_none());
+        assert!(ghosts.recall(mixed(100)).unwrap().is_mains);
     }
 }

@@ -25,7 +25,7 @@ use std::io;
 /// use pagemill::{Allocator, FileBacking, PageCache};
 /// # let path = std::env::temp_dir().join(format!("pagemill-file-{}", std::process::id()));
 /// let cache = PageCache::builder(&Allocator::builder().pages(64).build().unwrap()).build();
-/// let file = cache.open(FileBacking::options().write(true).create(true).open(&path)?)?;
+/// let file = cache.open(FileBacking::options().create(true).open(&path)?)?;
 /// file.write_at(b"some bytes", 100)?;
 /// let mut read = [0; 110];
 /// assert_eq!(file.read_at(&mut read, 0)?, 110);
@@ -240,6 +240,12 @@ impl Drop for CachedFile {
 
 impl fmt::Debug for CachedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "file {} of {} bytes, {} pages cached", self.cached.file.number, self.len(), self.cached.file.index.len())
+        write!(
+            f,
+            "file {} of {} bytes, {} pages cached",
+            self.cached.file.number,
+            self.len(),
+            self.cached.file.index.len()
+        )
     }
 }

@@ -4,6 +4,8 @@
 //! unaligned end of a file at most, as long as the cache transfers whole pages. The kernel keeps the two coherent: a direct
 //! request first writes out and drops what the system's cache has of the same bytes. Each request takes one of the two, decided
 //! by [`Files::direct`]; a request that is whole blocks only at its beginning is short.
+//!
+//! One call to `fdatasync` serves both: what it makes durable belongs to the file, not to the descriptor.
 use super::{Backing, ReadTransfer, WriteTransfer};
 use pagemill_os::Errno;
 use pagemill_os::file::{self, DirectAlign, SLICES_MAX};
@@ -288,7 +290,12 @@ impl Files {
             (len > 0).then(|| IoSliceMut::new(&mut slice[..len]))
         });
         let mut cut: Vec<_> = cut.collect();
-        file::read_at(file, &mut cut, at).map_err(failed)
+        match file::read_at(file, &mut cut, at) {
+            // Some file systems refuse requests that they say they take.
+            Err(Errno::EINVAL) => file::read_at(self.buffered.as_fd(), &mut cut, at),
+            done => done,
+        }
+        .map_err(failed)
     }
 
     pub(super) fn write(&self, from: &[IoSlice<'_>], at: u64) -> io::Result<usize> {
@@ -304,7 +311,12 @@ impl Files {
             (len > 0).then(|| IoSlice::new(&slice[..len]))
         });
         let cut: Vec<_> = cut.collect();
-        file::write_at(file, &cut, at).map_err(failed)
+        match file::write_at(file, &cut, at) {
+            // As for reads.
+            Err(Errno::EINVAL) => file::write_at(self.buffered.as_fd(), &cut, at),
+            done => done,
+        }
+        .map_err(failed)
     }
 
     pub(super) fn refuse_read_only(&self) -> io::Result<()> {

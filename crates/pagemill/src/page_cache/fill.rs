@@ -237,9 +237,7 @@ impl Cached {
     /// # Errors
     /// The page could not be read.
     pub(super) fn wait_for_page(&self, page: &Pinned<'_>) -> io::Result<bool> {
-        let is_over = |state: State| {
-            state.has(UPTODATE) && !state.has(EXCLUSIVE) || !state.has_any(LOCKED | EXCLUSIVE)
-        };
+        let is_over = |state: State| state.has(UPTODATE) && !state.has(EXCLUSIVE) || !state.has_any(LOCKED | EXCLUSIVE);
         let state = page.wait(is_over);
         match () {
             () if state.has(UPTODATE) => Ok(true),
@@ -251,11 +249,7 @@ impl Cached {
 }
 
 /// The number of holes in a range.
-fn holes(
-    range: &Range<u64>,
-    next_hole: impl Fn(u64, u64) -> u64,
-    next_present: impl Fn(u64, u64) -> u64,
-) -> usize {
+fn holes(range: &Range<u64>, next_hole: impl Fn(u64, u64) -> u64, next_present: impl Fn(u64, u64) -> u64) -> usize {
     let (mut at, mut holes) = (range.start, 0);
     while at < range.end {
         let hole = next_hole(at, range.end - at);
@@ -267,4 +261,3 @@ fn holes(
     }
     holes as usize
 }
-

@@ -328,7 +328,12 @@ fn layout(capacity: usize) -> std::alloc::Layout {
 /// The atomics of a model checker are not zeroes.
 #[cfg(any(loom, shuttle))]
 fn table(capacity: usize) -> NonNull<Folio> {
-    let folio = |_| Folio { state: AtomicU64::new(0), at: AtomicU64::new(0), page: AtomicUsize::new(0), file: AtomicU32::new(0) };
+    let folio = |_| Folio {
+        state: AtomicU64::new(0),
+        at: AtomicU64::new(0),
+        page: AtomicUsize::new(0),
+        file: AtomicU32::new(0),
+    };
     let table: Box<[Folio]> = (0..capacity).map(folio).collect();
     NonNull::from(Box::leak(table)).cast()
 }
@@ -344,7 +349,9 @@ impl Drop for Folios {
         }
         #[cfg(any(loom, shuttle))]
         // SAFETY: leaked by `table`.
-        drop(unsafe { Box::from_raw(core::ptr::slice_from_raw_parts_mut(self.folios.as_ptr(), self.capacity as usize)) });
+        drop(unsafe {
+            Box::from_raw(core::ptr::slice_from_raw_parts_mut(self.folios.as_ptr(), self.capacity as usize))
+        });
     }
 }
 

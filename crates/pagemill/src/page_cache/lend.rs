@@ -48,7 +48,10 @@ impl Cached {
             }
         })?;
         if too_many {
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "a page is lent a billion times: are handles forgotten?"));
+            return Err(io::Error::new(
+                io::ErrorKind::QuotaExceeded,
+                "a page is lent a billion times: are handles forgotten?",
+            ));
         }
         add(&self.shared.counters.here().lent, lent.pages.len());
         Ok(lent)

@@ -29,6 +29,8 @@ mod folio;
 mod index;
 mod lend;
 mod mapping;
+#[cfg(feature = "object_store")]
+mod object;
 mod read;
 mod readahead;
 mod resize;
@@ -49,5 +51,7 @@ pub use cache::{PageCache, PageCacheBuilder, PageCacheInfo, page_caches};
 pub use file::{Advice, CachedFile};
 pub use file_backing::{FileBacking, FileOptions};
 pub use lend::Lent;
+#[cfg(feature = "object_store")]
+pub use object::ObjectBacking;
 pub use stats::PageCacheStats;
 pub use trace::ReadaheadDecision;

@@ -36,7 +36,11 @@ impl Neighbours for Index {
 
 impl Reader {
     pub(super) fn new(window: u32) -> Self {
-        Self { readahead: Mutex::new(Readahead::new(window)), previous: AtomicU64::new(0), drops_behind: AtomicBool::new(false) }
+        Self {
+            readahead: Mutex::new(Readahead::new(window)),
+            previous: AtomicU64::new(0),
+            drops_behind: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut Readahead) -> T) -> T {
@@ -223,7 +227,8 @@ impl Cached {
     /// Begins to read a range that somebody will need.
     pub(super) fn will_need(&self, reader: &Reader, pages: Range<u64>) {
         let end = pages_for(self.file.len());
-        let windows = reader.with(|readahead| readahead.chunks(pages.start, pages.end.saturating_sub(pages.start), end));
+        let windows =
+            reader.with(|readahead| readahead.chunks(pages.start, pages.end.saturating_sub(pages.start), end));
         for window in windows {
             let window = window.start..window.end();
             let fetch = Fetch { window: window.clone(), marker: None, asked: pages.clone(), is_awaited: false };

@@ -1,38 +1,39 @@
 //! Which pages to read before the reader asks for them.
 //!
 //! A page cache calls [`Readahead::on_demand`] on two occasions: a reader waits for a page that is not cached
-//! ([`Cause::Miss`]), or it reads a page that carries the marker ([`Cause::Marked`]). The answer is a [`Window`]: the pages
-//! to fetch, and the page that gets the marker. The cache allocates the window's holes in one bulk request, reads
+//! ([`Cause::Miss`]), or it reads a page that carries the marker ([`Cause::Marked`]). The answer is a [`Window`]: the
+//! pages to fetch, and the page that gets the marker. The cache allocates the window's holes in one bulk request, reads
 //! them, and puts the marker on its page if that page was not cached before. A reader that finds its pages cached
 //! costs this module nothing.
 //!
 //! The behaviour is that of Linux's on-demand readahead (Wu Fengguang, Xi Hongsheng, Xu Chenfeng, *On the design of a
-//! new Linux readahead framework*, 2008; the kernel's documentation of `mm/readahead.c`). The differences are marked
-//! *here* below.
+//! new Linux readahead framework*, 2008; the kernel's documentation of `mm/readahead.c`). Where it differs, the text
+//! says *here*.
 //!
 //! # What is decided
 //!
-//! | the reader | the window |
-//! |---|---|
-//! | starts at page 0, or follows its last request | opens: two to four times the request, `cap` at most ([`Why::Initial`]) |
-//! | follows a cached run longer than the request | opens: as long as the run and the request together ([`Why::History`]) |
-//! | reaches the marker of its own window | the next one begins where this one ends, doubled; a small one grows fourfold ([`Why::Marker`]) |
-//! | misses where its own window ended | the same, and the reader waits ([`Why::Sequential`]) |
-//! | reaches a marker that is not its window's | begins at the next hole: another stream of this handle goes on ([`Why::Stream`]) |
-//! | misses a page that a window fetched already | half the window: the page was evicted before it was read ([`Why::Shrunk`]) |
-//! | asks for more than `cap`, with no sign of a sequence | the request and no page more, in pieces of `cap` ([`Why::Oversized`]) |
-//! | does anything else | the request and no page more ([`Why::Random`]) |
+//! | the reader | the window | [`Why`] |
+//! |---|---|---|
+//! | starts at page 0, or follows its last request | the request as a power of two, twice or four times | `Initial` |
+//! | follows a cached run longer than the request | as long as the run and the request together | `History` |
+//! | reaches the marker of its own window | twice as long, where this one ends; four times if small | `Marker` |
+//! | misses where its own window ended | the same, and the reader waits | `Sequential` |
+//! | reaches another marker | from the next hole on: a stream of this handle continues | `Stream` |
+//! | the same, and the next hole is in its own window | none; the reader will miss that page | `Evicted` |
+//! | the same, and there is no hole for `cap` pages | none | `Cached` |
+//! | misses a page that a window fetched already | half: the page was evicted before it was read | `Shrunk` |
+//! | asks for more than `cap`, outside a sequence | the request and no page more, in pieces of `cap` | `Oversized` |
+//! | does anything else | the request and no page more | `Random` |
 //!
-//! A reader that waits gets the marker on the page after its request, so it triggers the next window as soon as it goes
-//! on. Where the window is no longer than the request, the marker lies in the window's middle. A window that no
-//! reader waits for has it on its first page. So at most two windows are in flight, and a reader behind a slow disk
-//! needs a `max` of half the pages that the disk delivers within one delay, at least.
+//! A window has `cap` pages at most. A reader that waits gets the marker on the page after its request, so it triggers
+//! the next window as soon as it goes on. Where the window is no longer than the request, the marker lies in the
+//! window's middle. A window that no reader waits for has the marker on its first page. So two windows are in flight at
+//! most, and a reader never waits if reading `max` pages takes it longer than the disk needs to deliver a window.
 //!
-//! *Here*, page 0 opens a window only for a reader's first request and for one that has read to the end, because a reader
-//! that goes backward gets there too. A reader that jumps inside the run of cached pages before its request is strided,
-//! and gets only what it asks for. Signs of a sequence lie before the request's first page, so a random request that is
-//! half cached counts as random. A miss inside a window halves the window, and a ceiling keeps the next ones from growing
-//! back at once.
+//! *Here*, page 0 opens a window only for a reader's first request and for a reader that has read to the end, because a
+//! reader that goes backward gets there too. A reader that jumps inside the run of cached pages before its request is
+//! strided, and gets only what it asks for. Signs of a sequence lie before the request's first page, so a random
+//! request that is half cached counts as random. An eviction sets a ceiling of half the window, which rises slowly.
 //!
 //! # Invariants
 //!
@@ -42,8 +43,13 @@
 //! - I4: a marker lies inside its window, and after the page at which the decision was made.
 //! - I5: in [`Mode::Random`] no window holds a page that was not asked for.
 //!
-//! `Decision::validate` holds them. The caller keeps the lock of the reader's handle during a call; this module has no
-//! lock, memory, clock or input of its own.
+//! `Decision::validate` checks them.
+//!
+//! # The caller's part
+//!
+//! The caller holds the lock of the reader's handle during a call. It takes a marker off before it asks. It says
+//! [`Readahead::shortened`] if it could not allocate the whole window; otherwise a later miss looks like an eviction.
+//! This module has no lock, memory, clock, input or output of its own.
 #![forbid(unsafe_code)]
 use core::fmt;
 use core::ops::Range;
@@ -270,6 +276,9 @@ pub(super) struct Readahead {
     read: (u64, u64),
 }
 
+// It is copied, and there is one for each opened file.
+const _: () = assert!(size_of::<Readahead>() <= 80);
+
 impl Readahead {
     /// A reader of which nothing is known. A `max` of 0 counts as 1: windows of one page, so nothing is read ahead.
     pub(super) fn new(max: u32) -> Self {
@@ -281,11 +290,8 @@ impl Readahead {
         self.max = max.max(1);
     }
 
-    /// Takes a hint. [`Mode::Random`] forgets the window, so that its marker triggers nothing.
+    /// Takes a hint. It applies from the next decision on, also to markers that are out.
     pub(super) fn advise(&mut self, mode: Mode) {
-        if mode == Mode::Random {
-            self.run = None;
-        }
         self.mode = mode;
         self.read = (0, 0);
     }
@@ -320,8 +326,8 @@ impl Readahead {
         }
     }
 
-    /// The windows for a program that will need `pages` pages from `start` on, each of `max` pages at most. The reader's
-    /// own window stays.
+    /// The windows for a program that says it will need `pages` pages from `start` on; each has `max` pages at most.
+    /// The reader's own window stays.
     pub(super) fn chunks(&self, start: u64, pages: u64, end: u64) -> impl Iterator<Item = Window> + use<> {
         let (max, end) = (u64::from(self.max), end.min(start.saturating_add(pages)));
         let mut next = start;
@@ -333,8 +339,8 @@ impl Readahead {
         })
     }
 
-    /// The pages behind the reader that may go, now that it has read `pages`; only for [`Mode::DropBehind`]. They come in
-    /// batches of half a window. The last page stays, since the next request may begin inside it.
+    /// The pages behind the reader that may go, now that it has read `pages`; only for [`Mode::DropBehind`]. They come
+    /// in batches of half a window. The last page stays, since the next request may begin inside it.
     pub(super) fn behind(&mut self, pages: Range<u64>) -> Range<u64> {
         let (from, to) = self.read;
         let follows = (from..=to).contains(&pages.start);
@@ -374,18 +380,18 @@ impl Readahead {
             let is_unread = at > first || sign == Sign::History || previous != Some(first) && sign == Sign::Follows;
             if (run.since..run.end()).contains(&at) && sign != Sign::None && is_unread {
                 self.ceiling = (run.pages.min(self.cap()) / 2).max(1);
-                return (self.open(at, self.cap(), at, asked), Why::Shrunk);
+                return (self.open(at, u64::from(self.ceiling), at, asked), Why::Shrunk);
             }
             let is_strided = previous.is_some_and(|previous| (run.since..first.saturating_sub(1)).contains(&previous));
             if run.end() == at && !is_strided {
-                let next = self.next_size(u64::from(run.pages));
-                return (self.open(at, next.max(pages), at, asked), Why::Sequential);
+                let next = self.next_size(u64::from(run.pages)).max(u64::from(pages));
+                return (self.open(at, next, at, asked), Why::Sequential);
             }
         }
-        let initial = initial_size(pages, self.cap());
+        let initial = u64::from(initial_size(pages, self.cap()));
         // A run of cached pages from the file's first page on speaks for a long sequence.
         let run = if history >= first { history.saturating_mul(2) } else { history };
-        let grown = run.saturating_add(u64::from(pages)).min(u64::from(self.cap())) as u32;
+        let grown = run.saturating_add(u64::from(pages));
         let (size, why) = match sign {
             Sign::None => return self.only_asked(asked),
             Sign::Follows if history > length && grown > initial => (grown, Why::History),
@@ -457,11 +463,11 @@ impl Readahead {
     }
 
     /// Opens a window of a sequence, clamped to the file's end and to the cap.
-    fn open(&mut self, start: u64, pages: u32, since: u64, asked: Asked) -> Window {
+    fn open(&mut self, start: u64, pages: u64, since: u64, asked: Asked) -> Window {
         let cap = self.cap();
         // The ceiling rises by an eighth with each window, so that a window does not grow back at once.
         self.ceiling = self.ceiling.saturating_add((self.ceiling / 8).max(2));
-        let unclamped = pages.min(cap);
+        let unclamped = pages.min(u64::from(cap)) as u32;
         let pages = u64::from(unclamped).min(asked.end - start) as u32;
         let marker = if start > asked.at {
             0
@@ -487,15 +493,14 @@ impl Readahead {
         hole.map_or(first, |hole| last.saturating_sub(hole))
     }
 
-    /// The size of the window after one of `pages`.
-    fn next_size(&self, pages: u64) -> u32 {
-        let cap = u64::from(self.cap());
-        let factor = if pages < cap / 16 { 4 } else { 2 };
-        pages.max(1).saturating_mul(factor).min(cap) as u32
+    /// The size of the window after one of `pages`, before `open` clamps it.
+    fn next_size(&self, pages: u64) -> u64 {
+        let factor = if pages < u64::from(self.cap() / 16) { 4 } else { 2 };
+        pages.max(1).saturating_mul(factor)
     }
 }
 
-/// The first window for a request of `pages` pages.
+/// The first window for a request of `pages` pages: a power of two times two or four, or `cap`.
 fn initial_size(pages: u32, cap: u32) -> u32 {
     let Some(whole) = pages.checked_next_power_of_two() else { return cap };
     let factor = match whole {

@@ -221,11 +221,13 @@ impl Shared {
 
     /// Puts folios into the queues. The caller has them pinned; `key` names their pages over time.
     pub(super) fn enqueue(&self, file: u32, pages: impl Iterator<Item = (u64, Number)>) {
+        let keyed = |(at, number): (u64, Number)| (number.get(), key_of(file, at));
+        let pages: Vec<(u32, u64)> = pages.map(keyed).collect();
         let mut queues = self.queues();
-        for (at, number) in pages {
-            self.folios.get(number).set(QUEUED);
-            queues.insert(number.get(), key_of(file, at));
+        for &(number, _) in &pages {
+            Number::new(number).map(|number| self.folios.get(number).set(QUEUED));
         }
+        queues.insert(&pages);
     }
     /// Puts the copy of a page in its place in the queues. The caller has both pinned.
     pub(super) fn enqueue_copy(&self, old: Number, new: Number) {

@@ -114,6 +114,7 @@ impl Workers {
             survive(job);
             return;
         }
+        let job = Box::new(job);
         let mut held = self.shared.lock();
         let state = &mut *held.state;
         let idle = state.idle.pop();
@@ -128,8 +129,8 @@ impl Workers {
             return;
         }
         match urgency {
-            Urgency::Awaited => state.awaited.push_back(Box::new(job)),
-            Urgency::Ahead => state.ahead.push_back(Box::new(job)),
+            Urgency::Awaited => state.awaited.push_back(job),
+            Urgency::Ahead => state.ahead.push_back(job),
         }
         drop(held);
         if let Some(idle) = idle {
@@ -248,20 +249,19 @@ mod tests {
 
     #[test]
     fn a_worker_may_drop_the_workers() {
-        let (workers, order) = (Arc::new(Workers::new(2)), Order::default());
+        let workers = Arc::new(Workers::new(2));
         let (first, second) = (busy(&workers), busy(&workers));
-        let (says, hears) = channel();
+        let (says, dropped) = channel();
         let last = workers.clone();
         workers.submit(Urgency::Ahead, move || {
             drop(last);
             says.send(()).unwrap();
         });
-        workers.submit(Urgency::Ahead, notes(&order, 1));
+        let end = until_done(&workers);
         drop(workers);
         drop((first, second));
-        hears.recv().unwrap();
-        // The other thread was joined, and had all other jobs run: or this one runs it after the one that dropped.
-        crate::patience::until("the last job", || order.lock().unwrap().len() == 1);
+        dropped.recv().unwrap();
+        end.recv().unwrap();
     }
 
     #[test]

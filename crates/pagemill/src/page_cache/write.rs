@@ -4,10 +4,10 @@
 //! old page goes when the last of those who have it lets it go. So a page that is lent keeps its bytes, and what a
 //! backing is given to write does not change meanwhile.
 use super::cached::{Cached, no_memory};
+use super::fill::Fetch;
 use super::folio::{ATTACHED, DIRTY, EXCLUSIVE, LOCKED, Number, State, UPTODATE, WRITEBACK};
 use super::index::{Mark, Writing};
 use super::mapping::{byte_of, pages_for};
-use super::fill::Fetch;
 use super::shared::Pinned;
 use super::stats::add;
 use crate::handle::Page;
@@ -229,7 +229,9 @@ impl Cached {
             self.shared.folios.begin(number, page, self.file.number, at, ATTACHED | UPTODATE | DIRTY);
         }
         if placed > 0 {
-            index.insert_run(first, &numbers).unwrap_or_else(|_| unreachable!("they are holes, and the index is locked"));
+            index
+                .insert_run(first, &numbers)
+                .unwrap_or_else(|_| unreachable!("they are holes, and the index is locked"));
             (first..first + placed as u64).for_each(|at| _ = index.mark(at, Mark::Dirty));
             self.count_dirty(placed as isize);
             self.lengthen(at + ends[placed - 1] as u64);
@@ -281,7 +283,6 @@ impl Cached {
             )),
         }
     }
-
 }
 
 /// The pages that these bytes lie in.

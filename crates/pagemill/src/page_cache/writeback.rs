@@ -256,7 +256,9 @@ impl Cached {
             }
         }
         let limit = self.shared.limit.load(Relaxed);
-        Err(no_memory(format!("each of the {limit} pages that the cache may have is lent, in use or cannot be written")))
+        Err(no_memory(format!(
+            "each of the {limit} pages that the cache may have is lent, in use or cannot be written"
+        )))
     }
 }
 

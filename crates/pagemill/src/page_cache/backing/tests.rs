@@ -238,3 +238,66 @@ fn a_short_answer_without_a_cache_is_an_error() {
     read.complete(Ok(8));
     assert_eq!(done.recv().unwrap().unwrap_err().kind(), ErrorKind::UnexpectedEof);
 }
+
+#[test]
+fn bytes_are_copied_across_pieces_and_not_beyond_the_last() {
+    let (lens, mut memory) = ([2; PIECES_MAX + 1], Memory::new());
+    let bytes = some_bytes(2 * lens.len());
+    let (mut read, done) = read_of(&mut memory, 0, &lens);
+    read.copy_from(&bytes[..3]).unwrap();
+    read.copy_from(&bytes[3..]).unwrap();
+    read.copy_from(b"").unwrap();
+    assert_eq!(read.copy_from(b"x").unwrap_err().kind(), ErrorKind::InvalidData);
+    read.complete(Ok(0));
+    assert_eq!(done.recv().unwrap().unwrap(), bytes.len());
+    assert_eq!(memory.read(&lens), bytes);
+}
+
+#[test]
+fn a_read_that_is_awaited_overtakes_readahead_and_write_back() {
+    let backing = FakeBacking::new(some_bytes(100));
+    let io = Io::new(backing.clone(), Arc::new(Workers::new(1)));
+    let mut memory: Vec<_> = (0..4).map(|_| Memory::new()).collect();
+    backing.close();
+    let mut done = Vec::new();
+    for (memory, at) in memory.iter_mut().zip([0, 1, 2, 3]) {
+        match at {
+            1 => {
+                let (write, end) = write_of(memory, at, &[1]);
+                io.write(write, Urgency::Ahead);
+                done.push(end);
+            }
+            _ => {
+                let (read, end) = read_of(memory, at, &[1]);
+                io.read(read, if at == 3 { Urgency::Awaited } else { Urgency::Ahead });
+                done.push(end);
+            }
+        }
+        // The first has the thread, and the others wait for it.
+        backing.until_waiting(1);
+    }
+    backing.open();
+    assert!(done.iter().all(|end| end.recv().unwrap().unwrap() == 1));
+    let (read, write) = (|at| Asked::Read { at, bytes: 1, slices: 1 }, |at| Asked::Write { at, bytes: 1, slices: 1 });
+    assert_eq!(backing.take_asked(), [read(0), read(3), write(1), read(2)]);
+}
+
+#[test]
+fn begun_transfers_may_end_in_any_order_and_on_any_thread() {
+    let backing = FakeBacking::new(some_bytes(100));
+    backing.keep_transfers(true);
+    let io = io(&backing);
+    let (mut first, mut second) = (Memory::new(), Memory::new());
+    let (read, read_done) = read_of(&mut first, 0, &[9]);
+    let (write, write_done) = write_of(&mut second, 0, &[9]);
+    io.read(read, Urgency::Awaited);
+    io.write(write, Urgency::Ahead);
+    assert_eq!(backing.kept(), 2);
+    let (read, write) = (backing.take_kept(), backing.take_kept());
+    std::thread::spawn(move || write.complete(Ok(9))).join().unwrap();
+    assert_eq!(write_done.recv().unwrap().unwrap(), 9);
+    read_done.try_recv().unwrap_err();
+    read.complete(Err(ErrorKind::TimedOut.into()));
+    assert_eq!(read_done.recv().unwrap().unwrap_err().kind(), ErrorKind::TimedOut);
+    assert_eq!(backing.take_asked(), []);
+}

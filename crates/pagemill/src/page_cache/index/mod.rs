@@ -37,6 +37,9 @@ use std::sync::{Arc, PoisonError, TryLockError};
 use tree::Tree;
 use walk::Sort;
 
+/// How often a reader walks again before it takes the lock.
+const RETRIES: usize = if cfg!(loom) { 1 } else { 8 };
+
 pub(super) struct Index {
     tree: Tree,
     /// Changed under the lock.
@@ -71,7 +74,7 @@ impl Index {
     /// The frame at an offset.
     #[inline]
     pub(super) fn get(&self, at: u64) -> Option<NonZeroU32> {
-        self.read(|root| walk::get(root, at))
+        self.read(move |root| walk::get(root, at))
     }
 
     /// The frames from an offset on, up to the end of `out` or of the leaf, 0 for a hole. Returns how many there are in
@@ -115,22 +118,27 @@ impl Index {
     fn next(&self, sort: Sort, at: u64, max: u64) -> u64 {
         let Some(more) = max.checked_sub(1) else { return at };
         let last = at.saturating_add(more);
-        self.read(|root| walk::search::<true>(root, sort, at, last)).unwrap_or(last.saturating_add(1))
+        self.read(move |root| walk::search::<true>(root, sort, at, last)).unwrap_or(last.saturating_add(1))
     }
 
     fn prev(&self, sort: Sort, at: u64, max: u64) -> u64 {
         let Some(more) = max.checked_sub(1) else { return at };
         let first = at.saturating_sub(more);
-        self.read(|root| walk::search::<false>(root, sort, at, first)).unwrap_or(first.saturating_sub(1))
+        self.read(move |root| walk::search::<false>(root, sort, at, first)).unwrap_or(first.saturating_sub(1))
     }
 
     #[inline]
     fn read<'a, R>(&'a self, mut walk: impl FnMut(Link<'a>) -> Result<R, Wandered>) -> R {
-        self.tree.read(&mut walk).unwrap_or_else(|_| self.read_locked(walk))
+        self.tree.read(&mut walk).unwrap_or_else(|_| self.read_again(walk))
     }
 
     #[cold]
-    fn read_locked<'a, R>(&'a self, mut walk: impl FnMut(Link<'a>) -> Result<R, Wandered>) -> R {
+    fn read_again<'a, R>(&'a self, mut walk: impl FnMut(Link<'a>) -> Result<R, Wandered>) -> R {
+        for _ in 0..RETRIES {
+            if let Ok(found) = self.tree.read(&mut walk) {
+                return found;
+            }
+        }
         let _lock = self.lock();
         walk(self.tree.root()).expect("a locked index has whole paths")
     }

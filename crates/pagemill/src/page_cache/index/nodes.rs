@@ -115,6 +115,14 @@ impl<'a> Link<'a> {
         // SAFETY: as above, for a node with children.
         (self.levels() > 1).then(|| unsafe { &*self.untagged().cast() })
     }
+    /// As [`as_interior`](Self::as_interior), if so many levels begin there. The address is ready before the tag was looked
+    /// at.
+    #[inline]
+    pub(super) fn as_interior_of(self, levels: usize) -> Option<&'a Interior> {
+        // SAFETY: as above; the tag, which is taken off, says so.
+        (levels > 1 && self.levels() == levels)
+            .then(|| unsafe { &*self.0.map_addr(|address| address - levels).cast::<Interior>() })
+    }
     /// The bitmap; for a leaf, `FULL` is made from `PRESENT`.
     #[inline]
     pub(super) fn map(self, map: usize) -> u64 {
@@ -199,10 +207,14 @@ impl Interior {
     /// Has the bitmaps say what those of this child say. Returns whether one of them changed.
     #[inline]
     pub(super) fn sum_up(&self, slot: usize, child: Link<'_>) -> bool {
+        let below = match (child.as_leaf(), child.as_interior()) {
+            (Some(leaf), _) => [leaf.map(PRESENT), leaf.map(DIRTY), leaf.map(WRITEBACK), leaf.map(PRESENT)],
+            (_, Some(node)) => core::array::from_fn(|map| node.map(map)),
+            _ => [0; MAPS],
+        };
         let mut has_changed = false;
-        for map in 0..MAPS {
-            let below = child.map(map);
-            let is_set = if map == FULL { below == ALL } else { below != 0 };
+        for (map, bits) in below.into_iter().enumerate() {
+            let is_set = if map == FULL { bits == ALL } else { bits != 0 };
             let old = self.map(map);
             let new = old & !(1 << slot) | u64::from(is_set) << slot;
             if new != old {
@@ -235,7 +247,9 @@ impl Node for Leaf {
         &self.next
     }
     fn clear(&self) {
-        debug_assert!(self.slots.iter().all(|slot| slot.load(Relaxed) == 0) && (0..LEAF_MAPS).all(|n| self.map(n) == 0));
+        debug_assert!(
+            self.slots.iter().all(|slot| slot.load(Relaxed) == 0) && (0..LEAF_MAPS).all(|n| self.map(n) == 0)
+        );
     }
 }
 
@@ -293,14 +307,16 @@ struct Shelf<T: 'static> {
 unsafe impl<T: Send + Sync> Send for Shelf<T> {}
 
 impl<T: Node> Shelf<T> {
-    const SLAB: usize = if cfg!(loom) { 1 } else { (16 << 10) / size_of::<T>() };
+    const SLAB: usize = if cfg!(any(loom, miri)) { 1 } else { (16 << 10) / size_of::<T>() };
     const EMPTY: Self = Self { slabs: Vec::new(), free: Chain::EMPTY };
 
     fn take(&mut self) -> (&'static T, usize) {
         let mut bytes = 0;
         if self.free.first.is_none() {
-            let slab: &'static [T] = Box::leak((0..Self::SLAB).map(|_| T::empty()).collect());
-            self.slabs.push(NonNull::from(slab));
+            let slab = NonNull::from(Box::leak((0..Self::SLAB).map(|_| T::empty()).collect::<Box<[T]>>()));
+            self.slabs.push(slab);
+            // SAFETY: it was just made, and is only shared from now on until `drop`, after the last use of a node.
+            let slab: &'static [T] = unsafe { slab.as_ref() };
             slab.iter().rev().for_each(|node| self.free.push(node));
             bytes = size_of_val(slab);
         }
@@ -311,7 +327,7 @@ impl<T: Node> Shelf<T> {
 impl<T> Drop for Shelf<T> {
     fn drop(&mut self) {
         for slab in self.slabs.drain(..) {
-            // SAFETY: it comes from `Box::leak`. Trees hold the pool, and references to nodes end before their trees.
+            // SAFETY: it comes from `Box::leak`, with the right to change it. Trees hold the pool, and references to nodes end before their trees.
             drop(unsafe { Box::from_raw(slab.as_ptr()) });
         }
     }

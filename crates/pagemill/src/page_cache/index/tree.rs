@@ -13,9 +13,6 @@ use crate::sync::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
 
-/// How often a reader walks before it takes the lock.
-const TRIES: usize = if cfg!(loom) { 2 } else { 8 };
-
 /// On a cache line of its own, which changes only when the root does or nodes were unlinked.
 #[repr(align(64))]
 pub(super) struct Tree {
@@ -46,19 +43,13 @@ impl Tree {
         // sees it by T2.
         self.unlinked.store(next, Release);
     }
-    /// Walks without the lock. Fails where nodes were unlinked meanwhile, again and again.
+    /// Walks once without the lock. Fails where nodes were unlinked meanwhile.
     #[inline]
-    pub(super) fn read<'a, R>(&'a self, mut walk: impl FnMut(Link<'a>) -> Result<R, Wandered>) -> Result<R, Wandered> {
-        for _ in 0..TRIES {
-            // Acquire pairs with the Release in `note_unlinked`.
-            let before = self.unlinked.load(Acquire);
-            // The walk's loads are Acquire, so the second load comes after them.
-            if let Ok(found) = walk(self.root())
-                && self.unlinked.load(Relaxed) == before
-            {
-                return Ok(found);
-            }
-        }
-        Err(Wandered)
+    pub(super) fn read<'a, R>(&'a self, walk: impl FnOnce(Link<'a>) -> Result<R, Wandered>) -> Result<R, Wandered> {
+        // Acquire pairs with the Release in `note_unlinked`.
+        let before = self.unlinked.load(Acquire);
+        let found = walk(self.root())?;
+        // The walk's loads are Acquire, so this one comes after them.
+        if self.unlinked.load(Relaxed) == before { Ok(found) } else { Err(Wandered) }
     }
 }

@@ -1,6 +1,6 @@
 //! Walks from the root: to a slot, or to the nearest slot of a sort. They run with and without the index's lock; without
 //! it the nodes may change under them, and [`Tree::read`](super::tree::Tree::read) judges the result.
-use super::nodes::{ALL, BITS, DIRTY, FAN, FULL, Link, MAX_LEVELS, PRESENT, WRITEBACK, Wandered};
+use super::nodes::{ALL, BITS, DIRTY, FAN, FULL, Leaf, Link, MAX_LEVELS, PRESENT, WRITEBACK, Wandered};
 use core::num::NonZeroU32;
 
 /// What can be looked for.
@@ -30,36 +30,35 @@ pub(super) fn levels_for(at: u64) -> usize {
     (u64::BITS - at.leading_zeros()).div_ceil(BITS).max(1) as usize
 }
 
-/// The leaf, or no link, where this offset belongs.
+/// The leaf where this offset belongs, if there is one.
 #[inline]
-pub(super) fn leaf_at(root: Link<'_>, at: u64) -> Result<Link<'_>, Wandered> {
-    let mut levels = root.levels();
-    if at > reach(levels) {
-        return Ok(Link::NONE);
+pub(super) fn leaf_at(root: Link<'_>, at: u64) -> Result<Option<&Leaf>, Wandered> {
+    let (mut link, mut levels) = (root, root.levels());
+    let Some(above) = levels.checked_sub(1) else { return Ok(None) };
+    let mut shift = BITS as usize * above;
+    if at >> shift >= FAN as u64 {
+        return Ok(None);
     }
-    let mut link = root;
     // Counts by itself: otherwise each step would wait for the tag of the node before.
     while levels > 1 {
-        let Some(node) = link.as_interior() else { return Err(Wandered) };
-        link = node.child(slot_at(at, levels));
+        let Some(node) = link.as_interior_of(levels) else { break };
+        link = node.child((at >> shift) as usize);
         levels -= 1;
-        if link.levels() != levels {
-            return if link.is_none() { Ok(link) } else { Err(Wandered) };
-        }
+        shift -= BITS as usize;
     }
-    Ok(link)
+    if link.levels() == levels || link.is_none() { Ok(link.as_leaf()) } else { Err(Wandered) }
 }
 
 #[inline]
 pub(super) fn get(root: Link<'_>, at: u64) -> Result<Option<NonZeroU32>, Wandered> {
-    Ok(leaf_at(root, at)?.as_leaf().and_then(|leaf| leaf.get(slot_at(at, 1))))
+    Ok(leaf_at(root, at)?.and_then(|leaf| leaf.get(slot_at(at, 1))))
 }
 
 /// Copies frames from `at` on, up to the end of the leaf, and returns how many.
 #[inline]
 pub(super) fn get_run(root: Link<'_>, at: u64, out: &mut [u32]) -> Result<usize, Wandered> {
     let slot = slot_at(at, 1);
-    Ok(match leaf_at(root, at)?.as_leaf() {
+    Ok(match leaf_at(root, at)? {
         Some(leaf) => leaf.copy(slot, out),
         None => {
             let len = out.len().min(FAN - slot);

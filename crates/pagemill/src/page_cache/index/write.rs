@@ -4,9 +4,7 @@
 //! - W1 A node has entries, and its bitmaps say what those of its children say; a leaf's say what its slots are, and a
 //!   slot that is a hole has no mark.
 //! - W2 A root with children has one other than the first: the tree's height follows its greatest offset.
-use super::nodes::{
-    ALL, Chain, DIRTY, FAN, Interior, LEAF_MAPS, Leaf, Link, MAX_LEVELS, PRESENT, WRITEBACK, Wandered,
-};
+use super::nodes::{ALL, Chain, DIRTY, FAN, Interior, LEAF_MAPS, Leaf, Link, MAX_LEVELS, PRESENT, WRITEBACK, Wandered};
 use super::tree::Tree;
 use super::walk::{self, Sort, levels_for, search, slot_at};
 use crate::sync::{AtomicUsize, MutexGuard};
@@ -101,11 +99,12 @@ impl<'a> Writing<'a> {
 
     /// Enters a frame, without marks.
     pub(crate) fn insert(&mut self, at: u64, frame: NonZeroU32) -> Result<(), Occupied> {
-        if let Some(found) = self.get(at) {
-            return Err(Occupied { at, frame: found });
-        }
+        // Where this makes nodes there is a hole.
         let path = self.make(at);
         let slot = slot_at(at, 1);
+        if let Some(found) = path.leaf.get(slot) {
+            return Err(Occupied { at, frame: found });
+        }
         path.leaf.set(slot, Some(frame));
         path.leaf.set_map(PRESENT, path.leaf.map(PRESENT) | 1 << slot);
         self.count(1, 0);
@@ -138,7 +137,7 @@ impl<'a> Writing<'a> {
 
     /// Has another frame in place of the one there, with its marks, and returns that. `None` for a hole, which stays one.
     pub(crate) fn replace(&mut self, at: u64, frame: NonZeroU32) -> Option<NonZeroU32> {
-        let leaf = sure(walk::leaf_at(self.tree.root(), at)).as_leaf()?;
+        let leaf = sure(walk::leaf_at(self.tree.root(), at))?;
         let old = leaf.get(slot_at(at, 1))?;
         leaf.set(slot_at(at, 1), Some(frame));
         Some(old)
@@ -205,7 +204,7 @@ impl<'a> Writing<'a> {
 
     pub(crate) fn is_marked(&self, at: u64, mark: Mark) -> bool {
         let leaf = sure(walk::leaf_at(self.tree.root(), at));
-        leaf.map(mark.map()) >> slot_at(at, 1) & 1 != 0
+        leaf.is_some_and(|leaf| leaf.map(mark.map()) >> slot_at(at, 1) & 1 != 0)
     }
 
     fn change_mark(&mut self, at: u64, mark: Mark, change: impl FnOnce(u64, u64) -> u64) -> bool {

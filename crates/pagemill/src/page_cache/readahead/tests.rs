@@ -340,6 +340,40 @@ fn random_request_that_is_half_cached_fetches_the_rest_only() {
 }
 
 #[test]
+fn cached_run_no_longer_than_the_request_is_no_sign_of_a_sequence() {
+    let (mut cache, mut reader) = (Cache::new(HUGE), Reader::new(MAX));
+    reader.previous = Some(77_777);
+    cache.cached(1000..1004);
+    cache.read(&mut reader, 1004, 4);
+    assert_eq!((cache.last().why, cache.last().window.pages), (Why::Random, 4));
+}
+
+#[test]
+fn piece_of_a_request_that_was_given_up_fetches_nothing_else() {
+    for mode in [Mode::Normal, Mode::Random] {
+        let (mut cache, mut reader) = (Cache::new(HUGE), Reader::advised(mode));
+        let asked = |at, pages| Asked { first: at, at, pages, end: HUGE, previous: None };
+        cache.decide(&mut reader, Cause::Miss, asked(5000, 100));
+        cache.decide(&mut reader, Cause::Marked, asked(5016, 10));
+        assert_eq!((cache.last().why, cache.last().window.pages), (Why::Oversized, 0));
+        cache.decide(&mut reader, Cause::Miss, asked(5032, 1));
+        assert_eq!((cache.last().why, cache.last().window.pages), (Why::Oversized, 1));
+    }
+}
+
+#[test]
+fn request_longer_than_the_next_window_is_not_shrunk() {
+    let (mut cache, mut reader) = (Cache::new(HUGE), Reader::new(MAX));
+    cache.read(&mut reader, 0, 4);
+    cache.markers.clear();
+    cache.read(&mut reader, 4, 4);
+    cache.read(&mut reader, 8, 20);
+    assert_eq!(cache.whys()[1], Why::Sequential);
+    assert_eq!((cache.last().why, cache.windows().last()), (Why::Marker, Some(&(28, 32))));
+    assert_eq!(cache.windows()[1], (8, 20));
+}
+
+#[test]
 fn backward_reader_gets_only_what_it_asks_for() {
     for request in [1, 3, 16] {
         let (mut cache, mut reader) = (Cache::new(HUGE), Reader::new(MAX));
@@ -348,6 +382,13 @@ fn backward_reader_gets_only_what_it_asks_for() {
         }
         assert_eq!(cache.unasked(), 0, "requests of {request}");
     }
+    // Also at page 0, where a sequence might begin, and also if nothing of what it read remains.
+    let (mut cache, mut reader) = (Cache::new(HUGE), Reader::new(MAX));
+    for page in (0..200).rev() {
+        cache.read(&mut reader, page, 1);
+        cache.evict(page..page + 1);
+    }
+    assert_eq!(cache.fetched.len(), 200);
 }
 
 #[test]
@@ -387,6 +428,9 @@ fn request_beyond_the_end_or_of_no_page_fetches_nothing() {
         }
     }
     assert!(reader.ahead.run.is_none());
+    // A first page that lies after the missing one is taken for it.
+    let wrong = Asked { first: 9, ..asked(3, 2) };
+    assert_eq!(reader.ahead.on_demand(Cause::Miss, wrong, &cache).window.start, 3);
 }
 
 #[test]
@@ -398,7 +442,8 @@ fn file_that_grew_is_read_on_from_its_old_end() {
     assert_eq!(cache.fetched.len(), 40);
     cache.end = 400;
     cache.read(&mut reader, 40, 1);
-    assert_eq!((cache.last().why, cache.last().window.start), (Why::Sequential, 40));
+    // The last window ended after 12 pages.
+    assert_eq!((cache.last().why, cache.windows().last()), (Why::Sequential, Some(&(40, 24))));
     let waits: usize = (41..400).map(|page| cache.read(&mut reader, page, 1)).sum();
     assert_eq!((waits, cache.fetched.len()), (0, 400));
 }
