@@ -78,7 +78,7 @@ Exit codes:
 
 Environment:
   PAGEMILL_BACKEND=rseq|portable     force how the per-CPU lists work
-  PAGEMILL_STATS=PATH                copy, read and stress serve `pagemill top` there
+  PAGEMILL_STATS=PATH                copy, read and stress serve `pagemill top`
   PAGEMILL_FAIL=after=1000,p=0.01    acquisitions fail, to see what happens then";
 
 fn main() -> ExitCode {
