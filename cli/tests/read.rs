@@ -255,7 +255,7 @@ fn malformed_command_lines_are_refused() {
     for (args, words) in [
         (&["-"][..], "use `cat`, or ./- for a file of that name"),
         (&[], "<FILE>"),
-        (&["src", ""], "a file has a name"),
+        (&["src", ""], "a value is required"),
         (&["--batch", "0", "src"], "0 bytes a call read nothing"),
         (&["--batch", "1G", "src"], "give fewer"),
         (&["--memory", "4K", "src"], "at least 64K"),

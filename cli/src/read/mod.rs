@@ -138,7 +138,6 @@ const BATCH_MAX: u64 = 64 << 20;
 
 fn named(path: PathBuf) -> Result<PathBuf, String> {
     match path.as_os_str().as_encoded_bytes() {
-        b"" => Err("a file has a name".to_owned()),
         b"-" => Err("standard input has no pages to read ahead: use `cat`, or ./- for a file of that name".to_owned()),
         _ => Ok(path),
     }

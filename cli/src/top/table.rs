@@ -15,7 +15,7 @@ const STEPS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', 
 /// Characters of the longest name in the first columns of a table.
 const PAGE_POOL: usize = 39;
 /// Those of a page cache's, which has more columns.
-const PAGE_CACHE: usize = 25;
+const PAGE_CACHE: usize = 21;
 
 /// Gauges of an allocator that its title and its memory show.
 const PLACED: [&str; 3] = ["pagemill_cpus", "pagemill_handed_out_pages", "pagemill_quarantined_pages"];
@@ -411,7 +411,7 @@ mod tests {
         let at = lines.iter().position(|line| line.starts_with("  id      page_cache")).unwrap();
         let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(cells(&lines[at]), ["id", "page_cache", "pages", "dirty", "limit", "metadata", "bytes"]);
-        let name = format!("?[2J{}", "x".repeat(21));
+        let name = format!("?[2J{}", "x".repeat(17));
         let row = |id: &str| [&[id, &name][..], &["12,345,678"; 4]].concat();
         assert_eq!([cells(&lines[at + 1]), cells(&lines[at + 2])], [row("1"), row("4294967")]);
         let sums = lines.iter().filter(|line| line.trim_start().starts_with("page cache "));
