@@ -30,6 +30,22 @@ pub(super) struct Fetch {
     pub(super) is_awaited: bool,
 }
 
+impl Fetch {
+    /// One page, which the caller waits for.
+    pub(super) fn page(at: u64) -> Self {
+        Self { window: at..at + 1, marker: None, asked: at..at + 1, is_awaited: true }
+    }
+}
+
+/// What has begun.
+pub(super) struct Fetched<'c> {
+    /// The number of the window's pages, from its start on, that are now in the cache or on their way.
+    pub(super) covered: u64,
+    /// The page that the caller waits for, if this fetch has put it into the cache. Its read has ended, maybe with an
+    /// error.
+    pub(super) awaited: Option<Pinned<'c>>,
+}
+
 /// A run of folios that were put into the index together.
 struct Begun {
     at: u64,
@@ -39,20 +55,27 @@ struct Begun {
 }
 
 impl Cached {
-    /// Begins to read the holes of a window. Returns the number of its pages, from its start on, that are now in the
-    /// cache or on their way.
+    /// Begins to read the holes of a window.
     ///
     /// # Errors
     /// There is no memory for the page that the caller waits for.
-    pub(super) fn fetch(&self, fetch: &Fetch) -> io::Result<u64> {
+    pub(super) fn fetch(&self, fetch: &Fetch) -> io::Result<Fetched<'_>> {
         let (window, index) = (&fetch.window, &self.file.index);
         let holes = holes(window, |at, max| index.next_hole(at, max), |at, max| index.next_present(at, max));
         if holes == 0 {
-            return Ok(window.end - window.start);
+            return Ok(Fetched { covered: window.end - window.start, awaited: None });
         }
         let mut runs = Vec::new();
         let got = self.memory_for(holes, fetch.is_awaited, &mut runs)?;
         let (begun, covered) = self.attach(fetch, got, runs);
+        let first = begun.first().filter(|run| fetch.is_awaited && run.at == window.start);
+        let awaited = first.map(|run| {
+            let number = run.numbers[0];
+            let folio = self.shared.folios.get(number);
+            // The transfer's pin is there still.
+            folio.pin();
+            Pinned { shared: &self.shared, folio, number }
+        });
         let counts = self.shared.counters.here();
         add(&counts.windows, 1);
         add(&counts.windows_marked, usize::from(!fetch.is_awaited));
@@ -62,7 +85,7 @@ impl Cached {
             self.shared.enqueue(self.file.number, pages);
         }
         self.start(begun, fetch);
-        Ok(covered)
+        Ok(Fetched { covered, awaited })
     }
 
     /// Pages for some of these holes: as many as there is memory for, and one at least if a reader waits for it.

@@ -158,27 +158,21 @@ impl Cached {
         // A read that failed for a run of pages is tried again for the page that somebody waits for.
         let mut is_alone = false;
         loop {
-            if let Some(page) = self.find(at) {
-                let state = page.folio.state();
-                if state.has(MARKER) {
-                    self.reach_marker(request, at, &page);
-                }
-                if self.wait_for_page(&page)? {
-                    return Ok(Some(page));
-                }
-                is_alone = true;
-                continue;
+            let page = match self.find(at) {
+                Some(page) => Some(page),
+                None if at >= pages_for(self.file.len()) => return Ok(None),
+                None if is_alone => self.fetch(&Fetch::page(at))?.awaited,
+                None => self.begin(request, &self.decide(request, Cause::Miss, at))?,
+            };
+            // Another thread was faster, or the file was cut.
+            let Some(page) = page else { continue };
+            if page.folio.state().has(MARKER) {
+                self.reach_marker(request, at, &page);
             }
-            if at >= pages_for(self.file.len()) {
-                return Ok(None);
+            if self.wait_for_page(&page)? {
+                return Ok(Some(page));
             }
-            if is_alone {
-                let asked = request.pages.clone();
-                self.fetch(&Fetch { window: at..at + 1, marker: None, asked, is_awaited: true })?;
-                continue;
-            }
-            let decision = self.decide(request, Cause::Miss, at);
-            self.begin(request, &decision)?;
+            is_alone = true;
         }
     }
 
@@ -206,10 +200,11 @@ impl Cached {
         decision
     }
 
-    fn begin(&self, request: &Request<'_>, decision: &Decision) -> io::Result<()> {
+    /// Begins what was decided. Returns the page that the reader waits for, if this has read it.
+    fn begin(&self, request: &Request<'_>, decision: &Decision) -> io::Result<Option<Pinned<'_>>> {
         let window = decision.window;
         if window.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let fetch = Fetch {
             window: window.start..window.end(),
@@ -217,11 +212,11 @@ impl Cached {
             asked: request.pages.clone(),
             is_awaited: decision.cause == Cause::Miss,
         };
-        let covered = self.fetch(&fetch)?;
-        if covered < u64::from(window.pages) {
-            request.reader.with(|readahead| readahead.shortened(window, covered as u32));
+        let fetched = self.fetch(&fetch)?;
+        if fetched.covered < u64::from(window.pages) {
+            request.reader.with(|readahead| readahead.shortened(window, fetched.covered as u32));
         }
-        Ok(())
+        Ok(fetched.awaited)
     }
 
     /// Begins to read a range that somebody will need.
@@ -233,7 +228,7 @@ impl Cached {
             let window = window.start..window.end();
             let fetch = Fetch { window: window.clone(), marker: None, asked: pages.clone(), is_awaited: false };
             // Without memory there is no use in going on.
-            if !self.fetch(&fetch).is_ok_and(|covered| covered == window.end - window.start) {
+            if !self.fetch(&fetch).is_ok_and(|fetched| fetched.covered == window.end - window.start) {
                 break;
             }
         }

@@ -77,13 +77,12 @@ impl Cached {
             let is_fresh = byte_of(patch.page) >= self.file.len();
             let fresh = if patch.start == 0 && whole > 0 { whole.min(AT_ONCE) } else { usize::from(is_fresh) };
             if fresh == 0 {
-                // The rest of the page is needed. Where the write of a part fails, nothing has changed.
-                let window = patch.page..patch.page + 1;
-                self.fetch(&Fetch { window: window.clone(), marker: None, asked: window, is_awaited: true })?;
-                if let Some(page) = self.find(patch.page) {
-                    let is_there = self.wait_for_page(&page)?;
-                    debug_assert!(is_there || !page.folio.state().has(ATTACHED));
-                }
+                // The rest of the page is needed. Where it cannot be read, nothing has changed.
+                let page = match self.find(patch.page) {
+                    Some(page) => Some(page),
+                    None => self.fetch(&Fetch::page(patch.page))?.awaited,
+                };
+                page.map_or(Ok(true), |page| self.wait_for_page(&page))?;
                 continue;
             }
             let written = self.write_fresh(from, at, fresh)?;
