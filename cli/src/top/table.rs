@@ -412,8 +412,9 @@ mod tests {
         let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(cells(&lines[at]), ["id", "page_cache", "pages", "dirty", "limit", "metadata", "bytes"]);
         let name = format!("?[2J{}", "x".repeat(17));
-        let row = |id: &str| [&[id, &name][..], &["12,345,678"; 4]].concat();
-        assert_eq!([cells(&lines[at + 1]), cells(&lines[at + 2])], [row("1"), row("4294967")]);
+        for (line, id) in [(&lines[at + 1], "1"), (&lines[at + 2], "4294967")] {
+            assert_eq!(cells(line), [&[id, &name][..], &["12,345,678"; 4]].concat());
+        }
         let sums = lines.iter().filter(|line| line.trim_start().starts_with("page cache "));
         assert!(sums.clone().all(|line| cells(line).contains(&"24,691,356".into())), "{lines:#?}");
         assert_eq!(sums.count(), 17, "a row for each counter: {lines:#?}");
