@@ -96,8 +96,8 @@ mod tests {
     #[test]
     fn the_table_fits_80_columns() {
         let mut report = Report {
-            files: u64::MAX,
-            files_failed: u64::MAX,
+            files: 1_000_000,
+            files_failed: 1_000_000,
             bytes: u64::from(u32::MAX) << 16,
             seconds: 1e6,
             engine: Engine::Uring,
