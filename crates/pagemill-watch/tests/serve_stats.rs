@@ -191,7 +191,7 @@ fn page_caches_are_shown_until_they_end() {
     let file = cache.open(FileBacking::options().read_only(true).open(file).unwrap()).unwrap();
     file.advise(Advice::Random, 0..0);
     let mut bytes = [0; 4096];
-    (0..10).for_each(|page| file.read_exact_at(&mut bytes, page % 5 * 9 << 12).unwrap());
+    (0..10).for_each(|page| file.read_exact_at(&mut bytes, (page % 5 * 9) << 12).unwrap());
     let stats = cache.stats();
     let counted = [
         ("hits_total", 5),
