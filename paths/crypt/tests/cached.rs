@@ -75,9 +75,11 @@ fn no_client_reads_old_bytes_after_a_write_was_answered() {
                     }
                 });
                 let writers: Vec<_> = (0..2).map(|me| scope.spawn(move || write(me))).collect();
-                let versions: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+                let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+                // Also if one has failed.
                 is_over.store(true, Relaxed);
                 reads.join().unwrap();
+                let versions: Vec<_> = ended.into_iter().map(Result::unwrap).collect();
                 let mut model = vec![0; LEN as usize];
                 for (sector, place) in (0..sectors).zip(model.chunks_mut(512)) {
                     if let Some(version) = versions[sector as usize % 2][sector as usize] {
