@@ -16,11 +16,12 @@ pub(crate) struct Failure {
     left: Option<String>,
     signal: Option<i32>,
     code: u8,
+    is_said: bool,
 }
 
 impl Failure {
     pub(crate) fn new(what: impl Into<String>, why: impl fmt::Display) -> Self {
-        Self { what: what.into(), why: why.to_string(), next: None, left: None, signal: None, code: 1 }
+        Self { what: what.into(), why: why.to_string(), next: None, left: None, signal: None, code: 1, is_said: false }
     }
 
     /// What the user can do about it.
@@ -52,10 +53,22 @@ impl Failure {
         self
     }
 
-    /// Reports the failure on standard error. Returns its exit code, or ends the program by its signal.
-    pub(crate) fn report(&self, command: &str) -> ExitCode {
+    /// Says it now, for a command that goes on. What is returned gives the program its exit code, and is not said again.
+    #[must_use]
+    pub(crate) fn say(mut self, command: &str) -> Self {
         // If standard error is closed, the exit code has to do.
         let _ = writeln!(io::stderr(), "pagemill: {command}: {}", printable(&self.to_string()));
+        self.is_said = true;
+        self
+    }
+
+    /// Reports the failure on standard error. Returns its exit code, or ends the program by its signal.
+    pub(crate) fn report(self, command: &str) -> ExitCode {
+        let this = if self.is_said { self } else { self.say(command) };
+        this.end()
+    }
+
+    fn end(&self) -> ExitCode {
         if let Some(signal) = self.signal {
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }

@@ -1,6 +1,6 @@
 //! The program `pagemill`: shows the library at work.
 //!
-//! `copy` moves a file through its pages, `stress` looks for a page with two owners, `info` reports what the library found on this
+//! `copy` moves a file through its pages, `read` streams files through a page cache, `stress` looks for a page with two owners, `info` reports what the library found on this
 //! machine, `top` watches another process, `generate` writes man pages and completions. Each of these is a module with its arguments and a `run`. [`commands`] calls the
 //! commands of other crates: `bench` measures the library, `crypt` makes encrypted volumes, `nvme` drives a disk without the
 //! kernel's driver, `xdp` forwards packets.
@@ -12,6 +12,8 @@ mod failure;
 mod faults;
 mod generate;
 mod info;
+mod progress;
+mod read;
 mod stop;
 mod stress;
 mod top;
@@ -43,6 +45,7 @@ enum Command {
     Info(info::InfoArgs),
     #[cfg(feature = "nvme")]
     Nvme(pagemill_nvme::commands::NvmeArgs),
+    Read(read::ReadArgs),
     Stress(stress::StressArgs),
     Top(top::TopArgs),
     #[cfg(feature = "xdp")]
@@ -58,6 +61,8 @@ Examples:
   pagemill crypt format disk.img --size 1G
                                      make an encrypted volume
   pagemill nvme identify 01:00.0     what an NVMe drive says of itself
+  pagemill read --stats disk.img >/dev/null
+                                     stream a file through a page cache
   pagemill xdp echo eth0 --address 192.0.2.7
                                      answer ARP and ping from a process
   pagemill stress --seconds 60       look for a page with two owners
@@ -73,7 +78,7 @@ Exit codes:
 
 Environment:
   PAGEMILL_BACKEND=rseq|portable     force how the per-CPU lists work
-  PAGEMILL_STATS=PATH                copy and stress serve `pagemill top` there
+  PAGEMILL_STATS=PATH                copy, read and stress serve `pagemill top`
   PAGEMILL_FAIL=after=1000,p=0.01    acquisitions fail, to see what happens then";
 
 fn main() -> ExitCode {
@@ -97,6 +102,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Info(args) => info::run(args),
         #[cfg(feature = "nvme")]
         Command::Nvme(args) => commands::nvme(args),
+        Command::Read(args) => read::run(args),
         Command::Stress(args) => stress::run(args),
         Command::Top(args) => top::run(args),
         #[cfg(feature = "xdp")]

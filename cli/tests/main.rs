@@ -8,6 +8,7 @@ mod copy_refused;
 mod crypt_mount;
 mod crypt_serve;
 mod program;
+mod read;
 mod stress;
 mod top;
 mod xdp;

@@ -13,7 +13,7 @@ fn pagemill(args: &[&str]) -> Outcome {
 #[test]
 fn help_shows_every_command_and_fits_80_columns() {
     let help = pagemill(&["--help"]);
-    let commands = ["bench", "copy", "crypt", "generate", "stress", "info", "nvme", "top", "xdp"];
+    let commands = ["bench", "copy", "crypt", "generate", "stress", "info", "nvme", "read", "top", "xdp"];
     let sections = ["Examples:", "Exit codes:", "_BACKEND=", "_STATS=", "_FAIL="];
     for words in commands.iter().chain(&sections) {
         assert!(help.done().stdout.contains(words), "no {words:?} in {}", help.stdout);

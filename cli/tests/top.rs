@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use crate::common::{Folder, Outcome, PATIENCE, PROGRAM, signal, until};
-use pagemill::{Allocator, Bulk, Gfp, PageList, PagePool};
+use pagemill::{Allocator, Bulk, Gfp, PageCache, PageCount, PageList, PagePool};
 use pagemill_watch::StatsServer;
 use rustix::fs::OFlags;
 use rustix::process::Signal;
@@ -90,6 +90,23 @@ fn a_page_pool_is_shown_until_its_last_page_is_back() {
     let after = row().unwrap();
     assert!(after[0] == "1" && after[1].replace(',', "").parse::<u64>().is_ok(), "{after:?}");
     drop(page);
+    assert_eq!(row(), None);
+}
+
+#[test]
+fn a_page_cache_is_shown_until_it_ends() {
+    let served = Served::new();
+    let cache = PageCache::builder(&served.allocator).limit(PageCount::new(1234)).named("vol\u{1b}0").build();
+    let row = || {
+        let table = served.top(&["--once"]);
+        let text = &table.done().stdout;
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(!text.contains('\u{1b}'), "{text}");
+        let row = text.lines().find(|line| line.contains("vol?0"))?;
+        Some(row.split_whitespace().skip(2).map(str::to_owned).collect::<Vec<_>>())
+    };
+    assert_eq!(row().unwrap()[..3], ["0", "0", "1,234"], "pages, dirty ones, the limit");
+    drop(cache);
     assert_eq!(row(), None);
 }
 

@@ -23,6 +23,7 @@ use pagemill::{Allocator, PAGE_SIZE};
 use crate::allocator::default_allocator;
 use crate::failure::{Failure, print, said};
 use crate::faults;
+use crate::progress::progress;
 use crate::stop::Stop;
 use crate::watched;
 use extents::{Extents, Part};
@@ -228,7 +229,7 @@ fn copy(args: &CopyArgs, source: &Source, target: &Target, stop: &Stop) -> Resul
         data_bytes: 0,
         eof: None,
         stop,
-        progress: report::progress(source.size),
+        progress: progress(source.size),
     };
     let moved = match ring {
         Some(ring) => uring::copy(&mut job, ring),

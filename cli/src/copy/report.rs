@@ -1,31 +1,13 @@
-//! What a copy prints: progress while it runs, if standard error is a terminal, and a report when it is done.
-use std::io::{self, IsTerminal, Write};
+//! What a copy prints when it is done.
+use std::io::{self, Write};
 use std::path::Path;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::files::Fate;
 use super::pages::Tally;
 use super::{AllocForm, IoTally};
 use crate::failure::printable;
-
-/// A progress bar on standard error; hidden if that is no terminal.
-pub(crate) fn progress(size: Option<u64>) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let (bar, template) = match size {
-        Some(size) => {
-            (ProgressBar::new(size), "[{elapsed}] {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left")
-        }
-        None => (ProgressBar::no_length(), "[{elapsed}] {bytes}, {bytes_per_sec}"),
-    };
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
-}
 
 /// A copy that is done. The names are those of `--json`, which are part of the program's interface.
 #[derive(Serialize)]

@@ -2,7 +2,7 @@
 //!
 //! Memory, zones, free blocks, lists and the sizes of bulk calls have places of their own. Every counter has a row with
 //! its total and its rate, under its name. Every other gauge of an allocator has a row, and every gauge of its zones or
-//! pools a column. Page pools belong to the process: below the allocators. So a new figure needs no change here.
+//! pools a column. Page pools and page caches belong to the process: below the allocators. So a new figure needs no change here.
 use indicatif::HumanCount;
 
 use super::record::{Change, Figure, Kind, Record, unique};
@@ -14,6 +14,8 @@ const STEPS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', 
 
 /// Characters of the longest name in the first columns of a table.
 const PAGE_POOL: usize = 39;
+/// Those of a page cache's, which has more columns.
+const PAGE_CACHE: usize = 21;
 
 /// Gauges of an allocator that its title and its memory show.
 const PLACED: [&str; 3] = ["pagemill_cpus", "pagemill_handed_out_pages", "pagemill_quarantined_pages"];
@@ -33,6 +35,7 @@ pub(super) fn lines(change: &Change) -> Vec<String> {
         lines.extend([String::new(), "it shows no allocator yet".to_owned()]);
     }
     lines.extend(gauges(change, None, &[("id", 8), ("page_pool", PAGE_POOL + 1)]));
+    lines.extend(gauges(change, None, &[("id", 8), ("page_cache", PAGE_CACHE + 1)]));
     let process = rows(change, None);
     if !process.is_empty() {
         lines.extend([String::new(), format!("{:<36}{:>20}{:>20}", "in the whole process", "total", "a second")]);
@@ -105,7 +108,9 @@ fn gauges(change: &Change, allocator: Option<&str>, labels: &[(&str, usize)]) ->
     };
     let begin = |texts: &mut dyn Iterator<Item = &str>| {
         // What is longer than the longest column would break the lines.
-        let cells = texts.zip(labels).map(|(text, (_, width))| format!("{:<width$.PAGE_POOL$}", plain(text)));
+        let longest =
+            labels.last().map_or(PAGE_POOL, |(label, _)| if *label == "page_cache" { PAGE_CACHE } else { PAGE_POOL });
+        let cells = texts.zip(labels).map(|(text, (_, width))| format!("{:<width$.longest$}", plain(text)));
         format!("  {}", cells.collect::<String>())
     };
     let value = |place: &Vec<String>, column: &String| {
@@ -391,6 +396,28 @@ mod tests {
         assert!(sums.clone().all(|line| cells(line).contains(&"24,691,356".into())), "{lines:#?}");
         assert_eq!(sums.count(), 11, "a row for each counter: {lines:#?}");
         assert!(!super::lines(&change(&[])).iter().any(|line| line.contains("page pool")));
+    }
+
+    #[test]
+    fn page_caches_have_a_section_that_fits_80_columns() {
+        let labels = |id: &str| json!({ "page_cache": format!("\u{1b}[2J{}", "x".repeat(200)), "id": id });
+        let ours = pagemill_watch::FIGURES.iter().filter(|figure| figure.name.starts_with("pagemill_page_cache_"));
+        let of = |figure: &'static pagemill_watch::Figure| {
+            ["1", "4294967"].map(|id| (figure.name, figure.kind.name(), labels(id), 12_345_678))
+        };
+        let figures: Vec<_> = ours.flat_map(of).collect();
+        let lines = lines(&change(&figures));
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+        let at = lines.iter().position(|line| line.starts_with("  id      page_cache")).unwrap();
+        let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(cells(&lines[at]), ["id", "page_cache", "pages", "dirty", "limit", "metadata", "bytes"]);
+        let name = format!("?[2J{}", "x".repeat(17));
+        for (line, id) in [(&lines[at + 1], "1"), (&lines[at + 2], "4294967")] {
+            assert_eq!(cells(line), [&[id, &name][..], &["12,345,678"; 4]].concat());
+        }
+        let sums = lines.iter().filter(|line| line.trim_start().starts_with("page cache "));
+        assert!(sums.clone().all(|line| cells(line).contains(&"24,691,356".into())), "{lines:#?}");
+        assert_eq!(sums.count(), 17, "a row for each counter: {lines:#?}");
     }
 
     #[test]

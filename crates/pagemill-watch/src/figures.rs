@@ -2,12 +2,12 @@
 //!
 //! Each counter of [`Stats::COUNTERS`] is a figure already. To add another figure, add a line to [`FIRST`] or [`LAST`].
 use Read::{
-    Allocator as Of, DmaPool as PerDmaPool, Labelled, List as PerList, PagePool as PerPagePool, Pool as PerPool,
-    Process, Zone as PerZone,
+    Allocator as Of, DmaPool as PerDmaPool, Labelled, List as PerList, PageCache as PerPageCache,
+    PagePool as PerPagePool, Pool as PerPool, Process, Zone as PerZone,
 };
 use pagemill::{Allocator, Backend, CountedBy, Counter, DmaPoolStats, ListInfo};
-use pagemill::{MempoolStats, Order, PagePoolInfo, Stats, Why, ZoneInfo};
-use pagemill::{foreign_frees, page_pools, restarts};
+use pagemill::{MempoolStats, Order, PageCacheInfo, PagePoolInfo, Stats, Why, ZoneInfo};
+use pagemill::{foreign_frees, page_caches, page_pools, restarts};
 use std::sync::LazyLock;
 
 /// Whether a figure only grows.
@@ -52,7 +52,7 @@ pub struct Figure {
 /// One value of a figure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sample {
-    /// The allocator, node, zone, CPU, size or pool that the value belongs to.
+    /// The allocator, node, zone, CPU, size, pool or cache that the value belongs to.
     pub labels: Vec<(&'static str, String)>,
     /// The value.
     pub value: u64,
@@ -68,6 +68,9 @@ enum Read {
     /// For each pool of circulating pages in the process that has the figure, with `page_pool` (its name) and `id`, by
     /// which pools of one name are told apart.
     PagePool(fn(&PagePoolInfo) -> Option<u64>),
+    /// For each page cache in the process, with `page_cache` (its name) and `id`, by which caches of one name are told
+    /// apart.
+    PageCache(fn(&PageCacheInfo) -> u64),
     /// For each allocator, with the label `allocator`.
     Allocator(fn(&Snapshot) -> u64),
     /// For each zone, with `node` and `zone` as well.
@@ -300,6 +303,99 @@ const LAST: &[Row] = &[
         "Seconds since the end of a page pool of which pages are still out.",
         PerPagePool(|pool| pool.ended.map(|age| age.as_secs())),
     ),
+    (
+        "pagemill_page_cache_hits_total",
+        "Pages that readers and writers found in a page cache.",
+        PerPageCache(|cache| cache.stats.hits),
+    ),
+    (
+        "pagemill_page_cache_misses_total",
+        "Pages that they did not find, and had to wait for.",
+        PerPageCache(|cache| cache.stats.misses),
+    ),
+    (
+        "pagemill_page_cache_read_pages_total",
+        "Pages that a page cache read from what is below it.",
+        PerPageCache(|cache| cache.stats.read),
+    ),
+    (
+        "pagemill_page_cache_read_ahead_pages_total",
+        "Those of them that no request had asked for.",
+        PerPageCache(|cache| cache.stats.read_ahead),
+    ),
+    (
+        "pagemill_page_cache_ahead_unused_pages_total",
+        "Pages read ahead that were evicted before anybody asked for them.",
+        PerPageCache(|cache| cache.stats.ahead_unused),
+    ),
+    (
+        "pagemill_page_cache_windows_total",
+        "Windows of readahead that had a hole.",
+        PerPageCache(|cache| cache.stats.windows),
+    ),
+    (
+        "pagemill_page_cache_windows_marked_total",
+        "Those of them that a reader began at the marker, without waiting.",
+        PerPageCache(|cache| cache.stats.windows_marked),
+    ),
+    (
+        "pagemill_page_cache_windows_shortened_total",
+        "Windows that were shortened because there was no memory.",
+        PerPageCache(|cache| cache.stats.windows_shortened),
+    ),
+    (
+        "pagemill_page_cache_reads_total",
+        "Reads of what is below a page cache, one for each run of neighbouring holes.",
+        PerPageCache(|cache| cache.stats.reads),
+    ),
+    (
+        "pagemill_page_cache_reads_failed_total",
+        "Those of them that failed.",
+        PerPageCache(|cache| cache.stats.reads_failed),
+    ),
+    (
+        "pagemill_page_cache_written_pages_total",
+        "Pages that a page cache wrote back.",
+        PerPageCache(|cache| cache.stats.written),
+    ),
+    (
+        "pagemill_page_cache_writes_total",
+        "Writes to what is below a page cache.",
+        PerPageCache(|cache| cache.stats.writes),
+    ),
+    (
+        "pagemill_page_cache_writes_failed_total",
+        "Those of them that failed.",
+        PerPageCache(|cache| cache.stats.writes_failed),
+    ),
+    (
+        "pagemill_page_cache_copied_pages_total",
+        "Pages replaced by a copy, since somebody read the old one as it was written to.",
+        PerPageCache(|cache| cache.stats.copied),
+    ),
+    ("pagemill_page_cache_evicted_pages_total", "Pages that were evicted.", PerPageCache(|cache| cache.stats.evicted)),
+    (
+        "pagemill_page_cache_shrinks_total",
+        "Requests for memory that a reclaim of the allocator made of a page cache.",
+        PerPageCache(|cache| cache.stats.shrinks),
+    ),
+    ("pagemill_page_cache_lent_pages_total", "Pages that were lent.", PerPageCache(|cache| cache.stats.lent)),
+    (
+        "pagemill_page_cache_pages",
+        "Pages that a page cache has now, lent ones included.",
+        PerPageCache(|cache| cache.stats.pages),
+    ),
+    (
+        "pagemill_page_cache_dirty_pages",
+        "Those of them that are to be written.",
+        PerPageCache(|cache| cache.stats.dirty),
+    ),
+    ("pagemill_page_cache_limit_pages", "Pages that a page cache may have.", PerPageCache(|cache| cache.stats.limit)),
+    (
+        "pagemill_page_cache_metadata_bytes",
+        "Bytes of a page cache's descriptors and indexes.",
+        PerPageCache(|cache| cache.stats.metadata),
+    ),
     ("pagemill_foreign_frees_total", "Frees of addresses that belong to no allocator.", Process(foreign_frees)),
     ("pagemill_section_restarts_total", "Restarts of restartable sections.", Process(restarts)),
 ];
@@ -371,8 +467,8 @@ impl Samples<'_> {
 }
 
 impl Figure {
-    /// The figure's values for these allocators; those of the process and of its page pools whatever allocators these
-    /// are.
+    /// The figure's values for these allocators; those of the process, of its page pools and of its page caches whatever
+    /// allocators these are.
     pub fn samples(&self, seen: &[Snapshot]) -> Vec<Sample> {
         let mut all = Vec::new();
         match self.read {
@@ -384,12 +480,19 @@ impl Figure {
                 };
                 return page_pools().into_iter().filter_map(sample).collect();
             }
+            Read::PageCache(read) => {
+                let sample = |cache: PageCacheInfo| Sample {
+                    value: read(&cache),
+                    labels: vec![("page_cache", cache.name), ("id", cache.id.to_string())],
+                };
+                return page_caches().into_iter().map(sample).collect();
+            }
             _ => {}
         }
         for seen in seen {
             let mut samples = Samples { seen, all: &mut all };
             match self.read {
-                Read::Process(_) | Read::PagePool(_) => {}
+                Read::Process(_) | Read::PagePool(_) | Read::PageCache(_) => {}
                 Read::Counter(counter) => match counter.by {
                     CountedBy::Allocator => samples.push([], counter.of(&seen.stats)),
                     CountedBy::Zone => samples.push_zones(|zone| counter.of(&zone.stats)),

@@ -5,7 +5,8 @@
 //! ([`prometheus`]), JSON, the socket that serves both ([`StatsServer`], which `pagemill top` asks, or Prometheus by HTTP), and the
 //! `metrics` facade (feature `metrics`). A counter that is added to Pagemill's table appears in all of them, and in the table of
 //! `pagemill top`. Circulating pages belong to no allocator that is shown: all page pools of the process are
-//! among its figures by themselves, under the names that [`PagePool::named`](pagemill::PagePool::named) gives them.
+//! among its figures by themselves, under the names that [`PagePool::named`](pagemill::PagePool::named) gives them. So are
+//! all page caches, under the names that [`PageCacheBuilder::named`](pagemill::PageCacheBuilder::named) gives them.
 //!
 //! The crate uses only `pagemill`'s public interface, and none of it runs during a request: a program that is not watched pays
 //! nothing.

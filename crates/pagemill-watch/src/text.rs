@@ -81,6 +81,7 @@ mod tests {
         let pages: Vec<_> = (0..70).map(|_| allocator.alloc_page(pagemill::Gfp::KERNEL).unwrap()).collect();
         let odd = "a \"quoted\\\" name,}\nof two lines";
         let pools = [odd, odd, ""].map(|name| pagemill::PagePool::pages(&allocator).named(name));
+        let caches = [odd, odd, ""].map(|name| pagemill::PageCache::builder(&allocator).named(name).build());
         let seen = [Snapshot::of(odd, &allocator), Snapshot::of("plain", &allocator)];
         let text = prometheus(&seen);
         assert!(text.ends_with('\n'));
@@ -109,10 +110,11 @@ mod tests {
                 assert!(found.is_some_and(|found| !is_ours || *found == sample.value as f64), "{}", figure.name);
             }
         }
-        let of_pools: Vec<_> = values.keys().filter(|(name, _)| name == "pagemill_page_pool_in_flight").collect();
-        let named =
-            |of: &str| of_pools.iter().filter(|(_, labels)| labels[0] == ("page_pool".into(), of.into())).count();
-        assert_eq!((named(odd), named("")), (2, 1), "{of_pools:?}");
-        drop((pages, pools));
+        for (figure, label) in [("page_pool_in_flight", "page_pool"), ("page_cache_pages", "page_cache")] {
+            let of: Vec<_> = values.keys().filter(|(name, _)| *name == format!("pagemill_{figure}")).collect();
+            let named = |is: &str| of.iter().filter(|(_, labels)| labels[0] == (label.into(), is.into())).count();
+            assert_eq!((named(odd), named("")), (2, 1), "{of:?}");
+        }
+        drop((pages, pools, caches));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::patience::PATIENCE;
-use pagemill::{Allocator, Gfp, Memory, Mempool, PagePool};
+use pagemill::{Advice, Allocator, FileBacking, Gfp, Memory, Mempool, PageCache, PageCount, PagePool};
 use pagemill_watch::{FIGURES, Snapshot, StatsServer, prometheus};
 use serde_json::Value;
 
@@ -166,6 +166,63 @@ fn page_pools_are_shown_until_their_last_page_is_back() {
     assert!(page_pools(path, odd).last().is_some_and(|(_, now)| now > age), "it gets older");
     drop(pages);
     assert_eq!(page_pools(path, odd), [], "with its last page");
+}
+
+/// The page caches of that name, as JSON shows them: for each its figures, in order.
+fn page_caches(path: &Path, name: &str) -> Vec<(String, u64)> {
+    let record: Value = serde_json::from_str(&ask(path, b"json\n")).unwrap();
+    let ours = record["figures"].as_array().unwrap().iter().filter(|figure| figure["labels"]["page_cache"] == name);
+    let short = |figure: &Value| figure["name"].as_str().unwrap().replace("pagemill_page_cache_", "");
+    ours.map(|figure| (short(figure), figure["value"].as_u64().unwrap())).collect()
+}
+
+#[test]
+fn page_caches_are_shown_until_they_end() {
+    own_process!(); // Other tests compare what all of the process shows.
+    let folder = Folder::new();
+    let server = StatsServer::bind(folder.socket()).unwrap();
+    let path = server.path().unwrap();
+    // Of an allocator that is not shown.
+    let allocator = Allocator::builder().pages(1000).build().unwrap();
+    let odd = "of \"files\"\\\n\u{1}}";
+    let cache = PageCache::builder(&allocator).limit(PageCount::new(500)).named(odd).build();
+    let file = folder.socket().with_file_name("file");
+    std::fs::write(&file, vec![7; 100 << 12]).unwrap();
+    let file = cache.open(FileBacking::options().read_only(true).open(file).unwrap()).unwrap();
+    file.advise(Advice::Random, 0..0);
+    let mut bytes = [0; 4096];
+    (0..10).for_each(|page| file.read_exact_at(&mut bytes, (page % 5 * 9) << 12).unwrap());
+    let stats = cache.stats();
+    let counted = [
+        ("hits_total", 5),
+        ("misses_total", 5),
+        ("read_pages_total", 5),
+        ("read_ahead_pages_total", 0),
+        ("ahead_unused_pages_total", 0),
+        ("windows_total", stats.windows),
+        ("windows_marked_total", 0),
+        ("windows_shortened_total", 0),
+        ("reads_total", 5),
+        ("reads_failed_total", 0),
+        ("written_pages_total", 0),
+        ("writes_total", 0),
+        ("writes_failed_total", 0),
+        ("copied_pages_total", 0),
+        ("evicted_pages_total", 0),
+        ("shrinks_total", 0),
+        ("lent_pages_total", 0),
+        ("pages", 5),
+        ("dirty_pages", 0),
+        ("limit_pages", 500),
+        ("metadata_bytes", stats.metadata),
+    ];
+    assert_eq!(page_caches(path, odd), counted.map(|(name, value)| (name.to_owned(), value)));
+    let text = ask(path, b"prometheus\n");
+    let labels = "{page_cache=\"of \\\"files\\\"\\\\\\n\u{1}}\",id=\"";
+    let line = text.lines().find(|line| line.starts_with(&format!("pagemill_page_cache_hits_total{labels}"))).unwrap();
+    assert!(line.ends_with("\"} 5"), "{line}");
+    drop((file, cache));
+    assert_eq!(page_caches(path, odd), []);
 }
 
 #[test]

@@ -68,6 +68,7 @@ pub struct PageCacheBuilder {
     dirty: Option<usize>,
     window: usize,
     threads: usize,
+    is_wiped: bool,
     name: Box<str>,
     trace: Option<Trace>,
 }
@@ -94,6 +95,26 @@ impl PageCacheBuilder {
     pub fn threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }
+    /// Zeroes each page before it goes back to the allocator, for contents that must not stay in memory. By default a
+    /// page keeps them until it is used again.
+    ///
+    /// ```
+    /// # use pagemill::{Allocator, FileBacking, Gfp, PageCache, PageCount};
+    /// # let path = std::env::temp_dir().join(format!("pagemill-wiped-{}", std::process::id()));
+    /// # std::fs::write(&path, vec![7; 1 << 12])?;
+    /// let allocator = Allocator::builder().pages(1).build().unwrap();
+    /// let cache = PageCache::builder(&allocator).wiped(true).build();
+    /// let file = cache.open(FileBacking::open(&path)?)?;
+    /// file.read_at(&mut [0; 4096], 0)?;
+    /// cache.evict(PageCount::new(1));
+    /// let page = allocator.alloc_page(Gfp::KERNEL).unwrap();
+    /// assert!(page.iter().all(|&byte| byte == 0));
+    /// # drop(file); std::fs::remove_file(path)?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    pub fn wiped(self, is_wiped: bool) -> Self {
+        Self { is_wiped, ..self }
+    }
     /// A name for observers.
     pub fn named(self, name: impl Into<Box<str>>) -> Self {
         Self { name: name.into(), ..self }
@@ -117,7 +138,7 @@ impl PageCacheBuilder {
 
     /// Makes the cache.
     pub fn build(self) -> PageCache {
-        let Self { allocator, limit, dirty, window, threads, name, trace } = self;
+        let Self { allocator, limit, dirty, window, threads, is_wiped, name, trace } = self;
         let limit = limit.unwrap_or_else(|| allocator.zoneinfo().iter().map(|zone| zone.managed as usize).sum()).max(1);
         let sizes = Sizes {
             limit,
@@ -125,21 +146,29 @@ impl PageCacheBuilder {
             // A window that had to evict what others need would cost more than it saves.
             window: u32::try_from(window.min(limit / 8)).unwrap_or(u32::MAX),
             threads,
+            is_wiped,
         };
         let shared = Arc::new(Shared::new(allocator, sizes, name, trace));
         let clean = shared.allocator.register_shrinker(Arc::new(Clean(Arc::downgrade(&shared))));
         let dirty = shared.allocator.register_shrinker(Arc::new(Dirty(Arc::downgrade(&shared))));
         shared.keep([clean, dirty]);
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|cache| cache.strong_count() > 0);
-        all.push(Arc::downgrade(&shared));
+        all.made += 1;
+        let id = all.made;
+        all.caches.retain(|(_, cache)| cache.strong_count() > 0);
+        all.caches.push((id, Arc::downgrade(&shared)));
         drop(all);
         PageCache { shared }
     }
 }
 
-/// The caches of this process.
-static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+/// The caches of this process, by their numbers.
+struct All {
+    caches: Vec<(u64, Weak<Shared>)>,
+    made: u64,
+}
+
+static ALL: Mutex<All> = Mutex::new(All { caches: Vec::new(), made: 0 });
 
 impl PageCache {
     /// A cache whose pages come from `allocator`.
@@ -150,6 +179,7 @@ impl PageCache {
             dirty: None,
             window: WINDOW,
             threads: THREADS,
+            is_wiped: false,
             name: Box::default(),
             trace: None,
         }
@@ -203,6 +233,8 @@ impl fmt::Debug for PageCache {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PageCacheInfo {
+    /// A number that no other cache of this process had.
+    pub id: u64,
     /// The name that its builder gave it, or an empty one.
     pub name: String,
     /// Its figures.
@@ -219,9 +251,9 @@ pub struct PageCacheInfo {
 /// assert_eq!(seen.stats, cache.stats());
 /// ```
 pub fn page_caches() -> Vec<PageCacheInfo> {
-    let all = ALL.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let info = |shared: Arc<Shared>| PageCacheInfo { name: shared.name.to_string(), stats: shared.stats() };
-    all.iter().filter_map(Weak::upgrade).map(info).collect()
+    let all = ALL.lock().unwrap_or_else(PoisonError::into_inner).caches.clone();
+    let info = |id, shared: Arc<Shared>| PageCacheInfo { id, name: shared.name.to_string(), stats: shared.stats() };
+    all.iter().filter_map(|(id, shared)| Some(info(*id, shared.upgrade()?))).collect()
 }
 
 /// Evicts clean pages for the allocator.

@@ -47,6 +47,8 @@ pub(super) struct Shared {
     pub(super) dirty_max: usize,
     /// Pages of the largest window of readahead.
     pub(super) window: u32,
+    /// Pages are zeroed before they are freed.
+    is_wiped: bool,
     pub(super) stamp: Stamp,
     pub(super) name: Box<str>,
     trace: Option<Trace>,
@@ -59,6 +61,7 @@ pub(super) struct Sizes {
     pub(super) dirty: usize,
     pub(super) window: u32,
     pub(super) threads: usize,
+    pub(super) is_wiped: bool,
 }
 
 #[derive(Default)]
@@ -72,7 +75,7 @@ const AT_ONCE: usize = 64;
 
 impl Shared {
     pub(super) fn new(allocator: Allocator, sizes: Sizes, name: Box<str>, trace: Option<Trace>) -> Self {
-        let Sizes { limit, dirty, window, threads } = sizes;
+        let Sizes { limit, dirty, window, threads, is_wiped } = sizes;
         // As many folios as pages, and some for those that a request has in hand while others are evicted.
         let capacity = u32::try_from(limit + limit / 8 + 1024).unwrap_or(u32::MAX - 1);
         Self {
@@ -89,6 +92,7 @@ impl Shared {
             dirty: AtomicUsize::new(0),
             dirty_max: dirty,
             window,
+            is_wiped,
             stamp: Stamp::here(),
             name,
             trace,
@@ -323,7 +327,10 @@ impl Shared {
         for numbers in numbers.chunks(AT_ONCE) {
             let mut pages = [const { None }; AT_ONCE];
             for (page, &number) in pages.iter_mut().zip(numbers) {
-                *page = Some(self.folios.page_of(number));
+                let page = page.insert(self.folios.page_of(number));
+                if self.is_wiped {
+                    page.fill(0);
+                }
             }
             free_pages_bulk(&mut pages);
             self.folios.put_back(numbers);

@@ -137,7 +137,8 @@ pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
     Ok(Said { out, warnings: Vec::new() })
 }
 
-fn size(text: &str) -> Result<u64, String> {
+/// A number of bytes: plain, or with K, M, G or T.
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
         Some(b'M' | b'm') => (&text[..text.len() - 1], 20),

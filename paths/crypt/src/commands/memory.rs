@@ -23,13 +23,18 @@ pub(super) struct MemoryArgs {
 
 impl MemoryArgs {
     pub(super) fn memory(&self) -> Result<Memory, Error> {
+        self.memory_and(0)
+    }
+
+    /// The same, and so many pages more.
+    pub(super) fn memory_and(&self, more: usize) -> Result<Memory, Error> {
         let pages = self.memory as usize * ((1 << 20) / PAGE_SIZE);
         let reserve = self.reserve as usize;
         if reserve > pages {
             let why = format!("a reserve of {reserve} pages does not fit into {} MiB, which are {pages}", self.memory);
             return Err(Error::Request(why));
         }
-        let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages).within_limit()).build();
+        let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages + more).within_limit()).build();
         let allocator = allocator.map_err(|why| Error::Memory(why.into()))?;
         Memory::new(&allocator, reserve, Memory::PART).map_err(Error::Memory)
     }

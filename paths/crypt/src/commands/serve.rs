@@ -1,14 +1,16 @@
 //! `pagemill crypt serve`.
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use pagemill::PAGE_SIZE;
+use pagemill::{PAGE_SIZE, PageCount};
 use pagemill_watch::StatsServer;
 use zeroize::Zeroizing;
 
+use super::format::size;
 use super::listen::{Place, address, listen};
 use super::memory::MemoryArgs;
 use super::open::{OpenArgs, Opened};
@@ -78,7 +80,7 @@ pub(super) struct ServeArgs {
 
     /// Answer Prometheus at http://ADDR/metrics; a port alone is 127.0.0.1's
     ///
-    /// Figures of the memory and of the reserve for writes. Everyone who
+    /// Figures of the memory, the reserve for writes and the cache. Everyone who
     /// reaches the address may read them: there is no password and no TLS.
     #[arg(long, value_name = "ADDR", value_parser = metrics_address, verbatim_doc_comment)]
     metrics: Option<SocketAddr>,
@@ -147,6 +149,22 @@ struct Ways {
 
     #[command(flatten)]
     memory: MemoryArgs,
+
+    /// Keep so much plain data in memory for reads, with K, M, G or T; it is
+    /// zeroed when it leaves the cache, and when the server stops
+    #[arg(long, value_name = "SIZE", value_parser = cache, verbatim_doc_comment)]
+    cache: Option<PageCount>,
+}
+
+/// The least and the most memory of a cache.
+const CACHE: RangeInclusive<u64> = 1 << 20..=1 << 40;
+
+fn cache(text: &str) -> Result<PageCount, String> {
+    match size(text)? {
+        0 => Err("a cache of 0 bytes keeps nothing; leave --cache out".to_owned()),
+        bytes if CACHE.contains(&bytes) => Ok(PageCount::new((bytes / PAGE_SIZE as u64) as usize)),
+        _ => Err("1M to 1T".to_owned()),
+    }
 }
 
 /// An address as [`address`] reads it; a port alone is this machine's.
@@ -184,7 +202,9 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     // Before the passphrase is asked for.
     args.place.check()?;
     let tls = args.tls.server()?;
-    let memory = args.ways.memory.memory()?;
+    // Beside the memory for requests, so that a full cache leaves that as it is.
+    let cache = args.ways.cache;
+    let memory = args.ways.memory.memory_and(cache.map_or(0, PageCount::get))?;
     let stats = args.metrics.map(|at| show(at, &memory)).transpose()?;
     let Opened { data, volume, warnings, claim: _claim } = args.open.open(!args.read_only)?;
     warnings.iter().for_each(|warning| notice(warning));
@@ -215,7 +235,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     };
     let stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
     let threads = options.threads;
-    let server = Server::start(DataPath { volume, disk, memory }, options);
+    let server = Server::start_cached(DataPath { volume, disk, memory }, options, cache);
     let server = server.map_err(|error| Error::io("starting the server's threads", error))?;
     // The socket comes last: a client that sees it is served, and may end this program.
     let (listener, _file, place) = listen(&args.place, if args.tls.tls_cert.is_some() { "nbds" } else { "nbd" })?;
@@ -267,6 +287,16 @@ mod tests {
         assert_eq!(read("[::1]:0").unwrap(), "[::1]:0");
         for wrong in ["", "65536", "-1", "localhost", "localhost:9100", "127.0.0.1", ":9100"] {
             assert!(read(wrong).unwrap_err().starts_with("a port, or an address in numbers"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_cache_has_1_mib_to_1_tib() {
+        assert_eq!(cache("1M"), Ok(PageCount::new(256)));
+        assert_eq!(cache("1T"), Ok(PageCount::new(1 << 28)));
+        assert!(cache("0").unwrap_err().contains("leave --cache out"));
+        for wrong in ["4K", "2T", "-1", "x", "9999999999T"] {
+            assert!(cache(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -16,7 +16,10 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pagemill::CachedFile;
+
 use super::buffer::{Buffer, Origin};
+use super::cached;
 use super::disk::{Done, ENTRIES, Engine, Op, Todo};
 use super::outbox::Outbox;
 use super::path::DataPath;
@@ -129,6 +132,8 @@ pub(super) struct Connection {
     number: usize,
     socket: Socket,
     session: Session,
+    /// The plain pages that the server keeps, if it keeps any.
+    cached: Option<CachedFile>,
     /// TLS begins when all answers so far are sent.
     starts_tls: bool,
     stage: Vec<u8>,
@@ -172,13 +177,20 @@ impl Clock {
 
 impl Connection {
     /// A new client; `None` if there is no memory for it.
-    pub(super) fn new(number: usize, socket: Socket, config: Arc<Config>, now: Instant) -> Option<Self> {
+    pub(super) fn new(
+        number: usize,
+        socket: Socket,
+        config: Arc<Config>,
+        cached: Option<CachedFile>,
+        now: Instant,
+    ) -> Option<Self> {
         let mut outbox = Outbox::default();
         let session = outbox.write(|out| Session::new(config, out));
         Some(Self {
             number,
             socket,
             session,
+            cached,
             starts_tls: false,
             stage: vec![0; STAGE],
             start: 0,
@@ -458,7 +470,14 @@ impl Connection {
         self.bytes += buffer.len();
         let least = if todo == Todo::Sync { CALL } else { STEP };
         self.turn_left = self.turn_left.saturating_sub(buffer.len().max(least));
-        let op = Op::new(todo, at, buffer, (self.number, flight));
+        let mut op = Op::new(todo, at, buffer, (self.number, flight));
+        if let Some(file) = self.cached.as_ref().filter(|_| todo == Todo::Read)
+            && cached::read(file, at - context.path.in_file(0), &mut op.buffer).is_ok()
+        {
+            op.is_plain = true;
+            return self.complete((op, Ok(())), context);
+        }
+        // Without a cache, and where it has no memory or cannot read: the disk says why.
         if let Some(done) = context.engine.submit(context.path, op) {
             self.complete(done, context);
         }
@@ -469,6 +488,15 @@ impl Connection {
         self.steps -= 1;
         self.bytes -= op.buffer.len();
         let path = context.path;
+        if let Some(file) = &self.cached {
+            // K1: before anything is answered, whether it went well or not.
+            let at = op.at.wrapping_sub(path.in_file(0));
+            match op.todo {
+                Todo::Write => cached::forget(file, at..at + op.buffer.len() as u64),
+                Todo::Punch { len } => cached::forget(file, at..at + len),
+                Todo::Read | Todo::Sync => {}
+            }
+        }
         if self.is_dead() {
             return path.memory.give_back(op.buffer);
         }

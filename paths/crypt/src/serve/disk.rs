@@ -291,6 +291,26 @@ fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
+/// Fills all of `slices`, at most [`ENTRIES`], from byte `at` of the file.
+pub(super) fn read_all(disk: &Disk, slices: &mut [&mut [u8]], at: u64) -> io::Result<()> {
+    let len: usize = slices.iter().map(|slice| slice.len()).sum();
+    let mut done = 0;
+    while done < len {
+        let mut skip = done;
+        let rest = slices.iter_mut().filter_map(|slice| {
+            let skipped = skip.min(slice.len());
+            skip -= skipped;
+            (skipped < slice.len()).then(|| IoSliceMut::new(&mut slice[skipped..]))
+        });
+        let mut rest: Vec<_> = rest.collect();
+        match retried(|| Ok(rustix::io::preadv(&disk.file, &mut rest, at + done as u64)?))? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            n => done += n,
+        }
+    }
+    Ok(())
+}
+
 /// Does a step by blocking calls. Bytes that are read come back decrypted.
 pub(super) fn plain_step(path: &DataPath, mut op: Op) -> Done {
     let result = retried(|| step(path, &mut op));

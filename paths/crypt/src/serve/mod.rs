@@ -9,7 +9,7 @@
 //! From the outside in: `Server` accepts clients and hands each to a `worker`, a thread with an epoll instance and a
 //! disk engine of its own. A `connection` is one client's state; it feeds [`crate::nbd`], receives bytes by `socket`,
 //! with `tls` or without, and sends them by `outbox`. [`DataPath`] encrypts and decrypts between the buffers of
-//! [`Memory`]; `disk` and `ring` read and write them.
+//! [`Memory`]; `disk` and `ring` read and write them. With a page cache (`cached`), reads are served from it.
 //!
 //! `crew` has threads that help with long reads, `syncs` lets one sync run at a time, and `requests` has the requests
 //! under way. A mount, which is no NBD client, uses `calls`.
@@ -17,6 +17,7 @@
 //! Locks: a worker holds no lock while it waits, except inside the pool, whose rules are in `memory`. A caller of
 //! [`VolumeFile`] holds that file's sector lock while it waits for the pool and the disk; neither takes that lock.
 mod buffer;
+mod cached;
 mod calls;
 mod connection;
 mod crew;
@@ -35,7 +36,7 @@ mod tls;
 mod worker;
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub use buffer::Buffer;
 pub use calls::VolumeFile;
@@ -55,6 +56,8 @@ struct Shared {
     tls: Option<TlsServer>,
     limits: TimeLimits,
     may_discard: bool,
+    /// Plain pages, if the server keeps any. Each connection has an opener of its own.
+    cached: OnceLock<pagemill::CachedFile>,
     /// The error that stopped a worker.
     failure: Mutex<Option<io::Error>>,
 }

@@ -5,13 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use pagemill::PageCount;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
 
+use super::cached;
 use super::connection::TimeLimits;
 use super::crew::Crew;
 use super::disk::{Engine, Way};
@@ -106,6 +108,14 @@ impl Server {
     /// What the system says when threads start, or to the ring that [`Way::Uring`] demands;
     /// [`io::ErrorKind::InvalidInput`] if TLS is offered without `tls`, or the other way round.
     pub fn start(path: DataPath, options: Options) -> io::Result<Self> {
+        Self::start_cached(path, options, None)
+    }
+
+    /// The same, with up to `cache` pages of plain data kept for reads. They come from the allocator of the path's memory.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_cached(path: DataPath, options: Options, cache: Option<PageCount>) -> io::Result<Self> {
         let Options { config, tls, threads, way, max_connections, limits, may_discard } = options;
         if tls.is_some() != (config.tls != Tls::None) {
             return Err(io::Error::new(
@@ -113,8 +123,12 @@ impl Server {
                 "TLS is offered without a key, or has one for nothing",
             ));
         }
-        let shared = Shared { path, config: Arc::new(config), tls, limits, may_discard, failure: Mutex::new(None) };
+        let (config, cached, failure) = (Arc::new(config), OnceLock::new(), Mutex::new(None));
+        let shared = Shared { path, config, tls, limits, may_discard, cached, failure };
         let (shared, hands, crew) = (Arc::new(shared), Vec::new(), Crew::new());
+        if let Some(pages) = cache {
+            let _ = shared.cached.set(cached::open(&shared, pages)?);
+        }
         let mut server = Self { shared, hands, crew, max_connections, way: String::new() };
         for number in 0..threads.max(1) {
             let (engine, said) = server.engine(way)?;
@@ -244,7 +258,13 @@ impl Server {
     fn end(&mut self) -> bool {
         self.hands.iter().for_each(|hand| hand.tell(Message::Stop));
         // All threads are joined, even if the first one panicked.
-        self.hands.drain(..).map(|hand| hand.thread.join()).fold(false, |has_panicked, end| has_panicked | end.is_err())
+        let ends = self.hands.drain(..).map(|hand| hand.thread.join());
+        let has_panicked = ends.fold(false, |has_panicked, end| has_panicked | end.is_err());
+        if let Some(file) = self.shared.cached.get() {
+            // Also those that are still being read ahead.
+            cached::forget(file, 0..u64::MAX);
+        }
+        has_panicked
     }
 }
 

@@ -12,6 +12,7 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use pagemill::CachedFile;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::OwnedFd;
 
@@ -136,7 +137,8 @@ impl Worker {
             self.clients.push(None);
             self.clients.len() - 1
         });
-        let connection = Connection::new(number, socket, Arc::clone(&self.shared.config), now);
+        let cached = self.shared.cached.get().map(CachedFile::reopen);
+        let connection = Connection::new(number, socket, Arc::clone(&self.shared.config), cached, now);
         // Without memory for its buffer, the client is disconnected.
         let Some(mut connection) = connection else {
             load.fetch_sub(1, Relaxed);
@@ -314,7 +316,7 @@ pub(super) fn work(mut worker: Worker, wake: &OwnedFd, load: &Load) {
 mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
-    use std::sync::{Mutex, mpsc};
+    use std::sync::{Mutex, OnceLock, mpsc};
 
     use pagemill::PAGE_SIZE;
 
@@ -333,6 +335,7 @@ mod tests {
             tls: None,
             limits: TimeLimits { handshake: second, stall: Some(second), stop: second },
             may_discard: false,
+            cached: OnceLock::new(),
             failure: Mutex::new(None),
         };
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();

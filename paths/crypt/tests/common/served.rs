@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use pagemill::Allocator;
+use pagemill::{Allocator, PageCount};
 use pagemill_crypt::nbd::{Config, Export, Tls};
 use pagemill_crypt::serve::{
     DataPath, Disk, Listener, Memory, MemoryStats, Options, Server, TimeLimits, TlsServer, Way,
@@ -30,12 +30,23 @@ pub(crate) struct Setup {
     pub(crate) max_connections: usize,
     pub(crate) limits: TimeLimits,
     pub(crate) may_discard: bool,
+    /// Plain pages that the server keeps.
+    pub(crate) cache: Option<usize>,
 }
 
 impl Setup {
     pub(crate) fn new() -> Self {
         let limits = TimeLimits { handshake: PATIENCE, stall: None, stop: PATIENCE };
-        Self { way: Way::Auto, pages: 8192, promised: 256, threads: 2, max_connections: 64, limits, may_discard: false }
+        Self {
+            way: Way::Auto,
+            pages: 8192,
+            promised: 256,
+            threads: 2,
+            max_connections: 64,
+            limits,
+            may_discard: false,
+            cache: None,
+        }
     }
 }
 
@@ -105,7 +116,7 @@ impl Served {
             limits: setup.limits,
             may_discard: setup.may_discard,
         };
-        let server = match Server::start(path, options) {
+        let server = match Server::start_cached(path, options, setup.cache.map(PageCount::new)) {
             Ok(server) => Arc::new(server),
             Err(error) if setup.way == Way::Uring => {
                 eprintln!("skipped: the system refuses io_uring: {error}");

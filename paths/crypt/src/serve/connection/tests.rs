@@ -10,7 +10,7 @@ const TEN_S: Duration = Duration::from_secs(10);
 /// A client and its connection.
 fn connected(now: Instant) -> (UnixStream, Connection) {
     let (client, server) = UnixStream::pair().unwrap();
-    (client, Connection::new(0, Socket::unix(server).unwrap(), config(), now).unwrap())
+    (client, Connection::new(0, Socket::unix(server).unwrap(), config(), None, now).unwrap())
 }
 
 /// Gives it turns while it is ready.
