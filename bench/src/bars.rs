@@ -18,6 +18,10 @@ use crate::rows::mixed::REQUESTS;
 use crate::subject::{HAND_OVER_PAGES, ListOrder};
 use crate::tables::dma::{SELF_TEST, SHAPES};
 use crate::tables::touch::TOUCH_PAGES;
+use crate::tables::readahead::cold::{COLD, PATTERNS};
+use crate::tables::readahead::hits::{HITS, SCAN};
+use crate::tables::readahead::warm::{PARTS, SMALL};
+use crate::tables::readahead::{CACHE, DIRECT};
 use crate::tables::{orders, total};
 
 /// Nanoseconds that `rte-mempool` takes for one page on the processor of the bars, an EPYC at 3.7 GHz.
@@ -122,6 +126,7 @@ pub(crate) fn judge(records: &[Record], of_paths: Vec<Bar>, bits_per_frame: Opti
     bars.extend(threads(&figures, ns));
     bars.extend(memory(&figures));
     bars.extend(small_blocks(&figures));
+    bars.extend(page_cache(&figures));
     bars.extend(of_paths.into_iter().map(Some));
     bars.push(bar("free/used state: bits a frame", bits_per_frame, Some(AtMost(2.0)), Some(AtMost(1.3))));
     bars.into_iter().flatten().collect()
@@ -296,6 +301,36 @@ fn small_blocks(figures: &Figures) -> Vec<Option<Bar>> {
         bar("dma_pool, largest / smallest size", flat(&pair), Some(AtMost(1.5)), None),
         bar("dma_pool, 64 a call, worst size: ns", worst_of(&in_bulk), Some(AtMost(1.0)), None),
         bar("dma_pool: bytes a block beyond its size", figures.beyond_size(), Some(AtMost(8.0)), None),
+    ]
+}
+
+/// The table `readahead`.
+fn page_cache(figures: &Figures) -> Vec<Option<Bar>> {
+    let of = |bench: &str, name: &str, is_small: Option<bool>| {
+        let is_size = |n: usize| is_small.is_none_or(|is_small| (n == SMALL) == is_small);
+        figures.0.iter().find(|r| (r.bench, r.name) == (bench, name) && is_size(r.n)).and_then(totals)
+    };
+    let direct = least(DIRECT.map(|name| speed(of(COLD, CACHE, None), of(COLD, name, None))));
+    let warm = |at: usize, is_small| {
+        let of = |name| of(PARTS[at].one, name, Some(is_small));
+        speed(of(CACHE), of("read"))
+    };
+    let random = figures.0.iter().find(|r| (r.bench, r.name) == (PATTERNS[1].0, CACHE)).and_then(|r| r.fetched);
+    let ours = figures.0.iter().filter(|r| r.name == CACHE && r.bench.starts_with(HITS));
+    let behind = ours.filter_map(|ours| {
+        let all = figures.0.iter().filter(|r| (r.bench, r.n) == (ours.bench, ours.n) && r.kind == Kind::Peer);
+        Some(all.filter_map(|r| r.hit_percent).max_by(f64::total_cmp)? - ours.hit_percent?)
+    });
+    let scan = figures.0.iter().filter(|r| (r.bench, r.name) == (SCAN, CACHE)).filter_map(|r| r.hit_percent);
+    vec![
+        bar("cold sequence: speed / O_DIRECT by 1 MiB", direct, Some(AtLeast(0.9)), None),
+        bar("warm sequence, large: speed / read(2)", warm(0, false), Some(AtLeast(1.0)), None),
+        bar("warm sequence, 500 pages: speed / read(2)", warm(0, true), Some(AtLeast(1.0)), None),
+        bar("warm random, large: speed / read(2)", warm(1, false), Some(AtLeast(2.0)), None),
+        bar("warm random, 500 pages: speed / read(2)", warm(1, true), Some(AtLeast(2.0)), None),
+        bar("random, cold: pages read / asked for", random, Some(AtMost(1.0)), None),
+        bar("hit rate, worst trace: points behind best", behind.max_by(f64::total_cmp), Some(AtMost(2.0)), None),
+        bar("hot set left after a scan of 10 caches, %", scan.min_by(f64::total_cmp), None, None),
     ]
 }
 
