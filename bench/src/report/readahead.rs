@@ -97,8 +97,8 @@ fn cold(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     let of_part: Vec<&Record> = records.iter().filter(|record| record.bench == COLD).collect();
     let (mib, passes) = (of_part.first().map_or(0, |r| r.n >> 8), of_part.first().map_or(0, |r| r.runs));
     let best = best_direct(records);
-    writeln!(out, "\nreadahead, cold: a file of {mib} MiB read in sequence, 128 KiB a call; nothing of it is")?;
-    writeln!(out, "in a cache before; MiB/s, medians of {passes} passes; fetched: pages read / asked for")?;
+    writeln!(out, "\nreadahead, cold: {mib} MiB of a file read in sequence, 128 KiB a call, none of it")?;
+    writeln!(out, "cached; MiB/s, medians of {passes} passes, slowest, fastest; fetched: pages / asked for")?;
     let mut table = plain(&["impl", "MiB/s", "min", "max", "/ direct", "fetched", "hits %", "MiB"]);
     for record in of_part {
         let ratio = best.map(|best| best.total.median / record.total.median);
@@ -110,7 +110,7 @@ fn cold(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     let note = "/ direct: the better of direct-1m and direct-1m-2. cache: over O_DIRECT, as large as the file, in memory that \
                 it used before. -ring: by an io_uring. -evicts: an eighth of the file. -huge: 2 MiB pages. -fresh: memory \
                 never used before. -buffered: through the system's cache, which is cold too. direct: O_DIRECT, with the \
-                size of a request and the number under way. read-128k: read(2). mmap: a word of each page is touched, and \
+                size of a request and the number under way; -huge: into 2 MiB pages. read-128k: read(2). mmap: a word of each page is touched, and \
                 none copied";
     writeln!(out, "{}", wrap(note))
 }
@@ -133,8 +133,8 @@ fn delayed(out: &mut dyn Write, records: &[Record], bench: &str, delay: u128) ->
 }
 
 fn patterns(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
-    writeln!(out, "\nreadahead, patterns: the cold file by calls for 4 KiB; own: a handle for each stream;")?;
-    writeln!(out, "read: read(2) and the system's readahead; medians")?;
+    writeln!(out, "\nreadahead, patterns: the cold file by calls for 4 KiB; own: a handle for each")?;
+    writeln!(out, "stream; read: read(2) with the system's readahead; MiB/s, medians")?;
     let titles = ["pattern", "impl", "MiB/s", "min", "max", "/ read", "fetched", "hits %", "asked"];
     let mut table = plain(&titles);
     for (bench, title) in PATTERNS {

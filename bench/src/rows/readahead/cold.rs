@@ -90,9 +90,16 @@ pub(crate) const EACH: usize = 32;
 /// Reads by calls, timed.
 pub(super) fn by_calls(
     pattern: &Pattern,
+    read: impl FnMut(usize, &mut [u8], u64) -> io::Result<usize>,
+) -> Result<(Duration, u64), Flaw> {
+    by_calls_into(&mut Buffer::new(pattern.each), pattern, read)
+}
+
+fn by_calls_into(
+    buffer: &mut Buffer,
+    pattern: &Pattern,
     mut read: impl FnMut(usize, &mut [u8], u64) -> io::Result<usize>,
 ) -> Result<(Duration, u64), Flaw> {
-    let mut buffer = Buffer::new(pattern.each);
     let mut sum: u64 = 0;
     let start = Instant::now();
     for &(stream, page) in &pattern.requests {
@@ -104,7 +111,7 @@ pub(super) fn by_calls(
             }
             done += read;
         }
-        sum = sum.wrapping_add(sum_of(&buffer));
+        sum = sum.wrapping_add(sum_of(buffer));
     }
     Ok((start.elapsed(), sum))
 }
@@ -245,17 +252,24 @@ pub(crate) struct Calls {
     data: Rc<DataFile>,
     flags: i32,
     has_own_handles: bool,
+    /// It reads into a 2 MiB page.
+    is_huge: bool,
     files: Vec<File>,
 }
 
 impl Calls {
-    pub(crate) fn new(data: &Rc<DataFile>, is_direct: bool, has_own_handles: bool) -> Result<Calls, Unavailable> {
+    pub(crate) fn new(
+        data: &Rc<DataFile>,
+        is_direct: bool,
+        has_own_handles: bool,
+        is_huge: bool,
+    ) -> Result<Calls, Unavailable> {
         if is_direct && data.is_in_memory {
             return Err(Unavailable(format!("{} is in memory", data.place.display())));
         }
         let flags = if is_direct { libc::O_DIRECT } else { 0 };
         data.open(flags).map_err(|why| Unavailable(why.to_string()))?;
-        Ok(Calls { data: Rc::clone(data), flags, has_own_handles, files: Vec::new() })
+        Ok(Calls { data: Rc::clone(data), flags, has_own_handles, is_huge, files: Vec::new() })
     }
 }
 
@@ -268,7 +282,9 @@ impl Way for Calls {
 
     fn pass(&mut self, pattern: &Pattern) -> Result<Pass, Flaw> {
         let files = &self.files;
-        let (elapsed, sum) = by_calls(pattern, |stream, into, at| files[stream % files.len()].read_at(into, at))?;
+        let mut buffer = if self.is_huge { Buffer::huge(pattern.each)? } else { Buffer::new(pattern.each) };
+        let read = |stream: usize, into: &mut [u8], at| files[stream % files.len()].read_at(into, at);
+        let (elapsed, sum) = by_calls_into(&mut buffer, pattern, read)?;
         let fetched = if self.flags == 0 { self.data.resident()? } else { pattern.asked() };
         Ok(Pass { elapsed, fetched: Some(fetched as u64), hits: None, sum })
     }
@@ -280,16 +296,18 @@ pub(crate) struct Ring {
     ring: IoUring,
     file: File,
     depth: usize,
+    /// It reads into 2 MiB pages.
+    is_huge: bool,
 }
 
 impl Ring {
-    pub(crate) fn new(data: &Rc<DataFile>, depth: usize) -> Result<Ring, Unavailable> {
+    pub(crate) fn new(data: &Rc<DataFile>, depth: usize, is_huge: bool) -> Result<Ring, Unavailable> {
         if data.is_in_memory {
             return Err(Unavailable(format!("{} is in memory", data.place.display())));
         }
         let why = |why: io::Error| Unavailable(why.to_string());
         let (ring, file) = (IoUring::new(depth as u32).map_err(why)?, data.open(libc::O_DIRECT).map_err(why)?);
-        Ok(Ring { data: Rc::clone(data), ring, file, depth })
+        Ok(Ring { data: Rc::clone(data), ring, file, depth, is_huge })
     }
 
     fn begin(&mut self, slot: usize, buffer: &mut Buffer, page: u32) -> io::Result<()> {
@@ -339,7 +357,8 @@ impl Way for Ring {
     }
 
     fn pass(&mut self, pattern: &Pattern) -> Result<Pass, Flaw> {
-        let mut buffers: Vec<Buffer> = (0..self.depth).map(|_| Buffer::new(pattern.each)).collect();
+        let buffer = |_| if self.is_huge { Buffer::huge(pattern.each) } else { Ok(Buffer::new(pattern.each)) };
+        let mut buffers = (0..self.depth).map(buffer).collect::<io::Result<Vec<Buffer>>>()?;
         match self.read(pattern, &mut buffers) {
             Ok((elapsed, sum)) => Ok(Pass { elapsed, fetched: Some(pattern.asked() as u64), hits: None, sum }),
             Err(why) => {
@@ -396,19 +415,21 @@ pub(crate) fn rows(pages: usize) -> Vec<WayRow> {
         part: 1,
         open: Box::new(move |data| Ok(Box::new(Ours::new(data, setup, pages)?) as Box<dyn Way>)),
     };
-    let calls = |name, is_direct, each, part| WayRow {
+    let calls = |name: &'static str, is_direct, each, part| WayRow {
         name,
         kind: Kind::Peer,
         each,
         part,
-        open: Box::new(move |data| Ok(Box::new(Calls::new(data, is_direct, false)?) as Box<dyn Way>)),
+        open: Box::new(move |data| {
+            Ok(Box::new(Calls::new(data, is_direct, false, name.ends_with("-huge"))?) as Box<dyn Way>)
+        }),
     };
-    let ring = |name, depth, each| WayRow {
+    let ring = |name: &'static str, depth, each| WayRow {
         name,
         kind: Kind::Peer,
         each,
         part: 1,
-        open: Box::new(move |data| Ok(Box::new(Ring::new(data, depth)?) as Box<dyn Way>)),
+        open: Box::new(move |data| Ok(Box::new(Ring::new(data, depth, name.ends_with("-huge"))?) as Box<dyn Way>)),
     };
     let mapped = |name, advice| WayRow {
         name,
@@ -427,6 +448,8 @@ pub(crate) fn rows(pages: usize) -> Vec<WayRow> {
         ours("cache-buffered", Setup { is_direct: false, ..USUAL }),
         calls("direct-1m", true, 256, 1),
         ring("direct-1m-2", 2, 256),
+        calls("direct-1m-huge", true, 256, 1),
+        ring("direct-1m-2-huge", 2, 256),
         ring("direct-128k-8", 8, EACH),
         calls("direct-128k", true, EACH, 2),
         calls("direct-4k", true, 1, 64),
@@ -452,7 +475,7 @@ pub(crate) fn pattern_rows(pages: usize) -> Vec<WayRow> {
         kind: Kind::Peer,
         each: 1,
         part: 1,
-        open: Box::new(move |data| Ok(Box::new(Calls::new(data, false, has_own_handles)?) as Box<dyn Way>)),
+        open: Box::new(move |data| Ok(Box::new(Calls::new(data, false, has_own_handles, false)?) as Box<dyn Way>)),
     };
     vec![ours("cache", false), ours("cache-own", true), calls("read", false), calls("read-own", true)]
 }

@@ -11,6 +11,7 @@ pub(crate) mod cold;
 pub(crate) mod delayed;
 pub(crate) mod warm;
 
+use std::alloc::{self, Layout};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::ops::{Deref, DerefMut};
@@ -168,30 +169,70 @@ impl Drop for Mapped {
     }
 }
 
-/// Memory aligned to pages, as `O_DIRECT` needs it.
-pub(crate) struct Buffer(Box<[AlignedPage]>);
+/// Bytes of a large page.
+const HUGE: usize = 2 << 20;
 
-#[derive(Clone)]
-#[repr(C, align(4096))]
-struct AlignedPage([u8; PAGE_BYTES]);
+/// Memory aligned to pages, as `O_DIRECT` needs it.
+pub(crate) struct Buffer {
+    start: *mut u8,
+    len: usize,
+    layout: Layout,
+}
+
+// SAFETY: memory of its own.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; it changes only through `&mut`.
+unsafe impl Sync for Buffer {}
 
 impl Buffer {
+    /// In pages of 4 KiB, unless the system chooses others by itself.
     pub(crate) fn new(pages: usize) -> Buffer {
-        Buffer(vec![AlignedPage([0; PAGE_BYTES]); pages].into())
+        let len = pages * PAGE_BYTES;
+        let Ok(layout) = Layout::from_size_align(len, PAGE_BYTES) else { unreachable!("{len} bytes") };
+        // SAFETY: the layout has a size above 0.
+        let start = unsafe { alloc::alloc_zeroed(layout) };
+        if start.is_null() {
+            alloc::handle_alloc_error(layout);
+        }
+        Buffer { start, len, layout }
+    }
+
+    /// In pages of 2 MiB, if the system has some.
+    pub(crate) fn huge(pages: usize) -> io::Result<Buffer> {
+        let len = pages * PAGE_BYTES;
+        let layout = Layout::from_size_align(len.next_multiple_of(HUGE), HUGE).map_err(io::Error::other)?;
+        // SAFETY: the layout has a size above 0.
+        let start = unsafe { alloc::alloc(layout) };
+        if start.is_null() {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let buffer = Buffer { start, len, layout };
+        // SAFETY: a hint about memory of ours.
+        unsafe { rustix::mm::madvise(start.cast(), layout.size(), rustix::mm::Advice::LinuxHugepage) }?;
+        // SAFETY: all of it is ours.
+        unsafe { start.write_bytes(0, layout.size()) };
+        Ok(buffer)
     }
 }
 
 impl Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: pages are arrays of bytes without padding, one after the other.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * PAGE_BYTES) }
+        // SAFETY: so many bytes of ours, which were zeroed.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed alone.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAGE_BYTES) }
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and borrows have ended.
+        unsafe { alloc::dealloc(self.start, self.layout) };
     }
 }

@@ -170,7 +170,8 @@ pub(super) fn delayed(run: &mut Run, _: &Rc<DataFile>, sizes: Sizes) -> Result<V
         let ours = [("cache", false, None), ("cache-begins", true, None), ("cache-wide", true, Some(enough)), ("cache-0", true, Some(0))];
         let has_ours = is_shown(run, Kind::Ours);
         for (name, begins, window) in ours.into_iter().filter(|_| has_ours) {
-            let part = if window == Some(0) { 16 } else { 1 };
+            // A delay for each page takes its time.
+            let part = if window == Some(0) { 16 * delay.as_millis() as usize } else { 1 };
             let pattern = Pattern::sequential(pages / part, EACH);
             match Through::new(pages, delay, begins, window) {
                 Ok(way) => entrants.push(Entrant::new(bench, name, Kind::Ours, pattern, Box::new(way))),
