@@ -17,11 +17,11 @@ use crate::rows::Kind;
 use crate::rows::mixed::REQUESTS;
 use crate::subject::{HAND_OVER_PAGES, ListOrder};
 use crate::tables::dma::{SELF_TEST, SHAPES};
-use crate::tables::touch::TOUCH_PAGES;
 use crate::tables::readahead::cold::{COLD, PATTERNS};
 use crate::tables::readahead::hits::{HITS, SCAN};
 use crate::tables::readahead::warm::{PARTS, SMALL};
 use crate::tables::readahead::{CACHE, DIRECT, DIRECT_HUGE};
+use crate::tables::touch::TOUCH_PAGES;
 use crate::tables::{orders, total};
 
 /// Nanoseconds that `rte-mempool` takes for one page on the processor of the bars, an EPYC at 3.7 GHz.
@@ -478,6 +478,32 @@ mod tests {
         assert_eq!(figure("touch: populated / one by one"), 0.5);
         assert_eq!(figure("touch: 2 MiB, populated / one by one"), 0.25);
         assert_eq!(figure("touch: 2 MiB, populated / populate call"), 1.25);
+    }
+
+    #[test]
+    fn a_page_cache_is_judged_beside_what_reads_files_and_by_its_worst_trace() {
+        let of = |bench, name, n, ns| record(bench, name, if name == CACHE { Kind::Ours } else { Kind::Peer }, n, ns);
+        let hits = |bench, name, percent| Record { hit_percent: Some(percent), ..of(bench, name, 100, 0.0) };
+        let records = [
+            of(COLD, CACHE, 1 << 15, 1000.0),
+            of(COLD, DIRECT[0], 1 << 15, 1200.0),
+            of(COLD, DIRECT[1], 1 << 15, 800.0),
+            of(PARTS[1].one, CACHE, SMALL, 100.0),
+            of(PARTS[1].one, "read", SMALL, 300.0),
+            Record { fetched: Some(1.0), ..of(PATTERNS[1].0, CACHE, 2048, 1.0) },
+            hits("readahead-hits a", CACHE, 50.0),
+            hits("readahead-hits a", "LRU", 51.0),
+            hits("readahead-hits a", "ARC", 10.0),
+            hits("readahead-hits b", CACHE, 90.0),
+            hits("readahead-hits b", "ARC", 10.0),
+        ];
+        let bars = judge(&records, Vec::new(), None);
+        let figure = |what| find(&bars, what).map(|bar| bar.figure);
+        assert_eq!(figure("cold sequence"), Some(0.8), "beside the faster one");
+        assert_eq!(figure("warm random, 500 pages"), Some(3.0));
+        assert_eq!(figure("warm random, large"), None);
+        assert_eq!(figure("random, cold"), Some(1.0));
+        assert_eq!(figure("hit rate, worst trace"), Some(1.0));
     }
 
     #[test]

@@ -35,7 +35,9 @@ use machine::Machine;
 use pagemill_harness::report::{disturbance, wrap};
 use published::Published;
 use record::Record;
-use tables::{Effort, Run, churn, dma, holes, mempool, mixed, one_thread, orders, page_pool, readahead, threads, total, touch};
+use tables::{
+    Effort, Run, churn, dma, holes, mempool, mixed, one_thread, orders, page_pool, readahead, threads, total, touch,
+};
 
 /// Runs the tables that `args` ask for, and reports them. `program` is the file of the program `pagemill`, which a
 /// table may start as a process of its own. `more` are the tables of data paths.

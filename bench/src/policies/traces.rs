@@ -228,9 +228,10 @@ pub(crate) fn hot_set_and_scan(size: usize, seed: u64) -> (usize, Vec<u64>) {
 /// All traces, with `accesses` each where a trace's length is free.
 pub(crate) fn all(accesses: usize, seed: u64) -> Vec<Trace> {
     let mut traces: Vec<Trace> = [0.8, 1.0, 1.2].map(|alpha| zipf(alpha, accesses, seed)).into();
-    traces.extend([(30, 5_000), (30, 50_000), (50, 5_000), (50, 50_000)].map(|(percent, length)| {
-        zipf_and_scans(percent, length, accesses, seed)
-    }));
+    traces.extend(
+        [(30, 5_000), (30, 50_000), (50, 5_000), (50, 50_000)]
+            .map(|(percent, length)| zipf_and_scans(percent, length, accesses, seed)),
+    );
     for size in [KEYS / 100, KEYS / 10] {
         for percent in [100, 110, 150, 200] {
             traces.push(cycle(percent, size, false, 40, seed));

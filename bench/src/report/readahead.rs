@@ -151,24 +151,17 @@ fn patterns(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
 }
 
 fn warm(out: &mut dyn Write, records: &[Record], n: usize) -> io::Result<()> {
-    let small = if n == SMALL { "; the best case: they fit a second-level cache" } else { "" };
+    let small = if n == SMALL { " (the best case: they fit a second-level cache)" } else { "" };
     writeln!(out, "\nreadahead, warm: {n} cached pages{small}")?;
-    writeln!(out, "ns a read of 4 KiB or 8 bytes, a call each; medians; 2: both processors, and how")?;
-    writeln!(out, "much of its speed each keeps; / read: the speed of read(2) is 1")?;
-    for parts in PARTS.chunks(2) {
-        let mut titles = vec!["\nimpl".to_owned()];
-        for part in parts {
-            titles.extend([format!("{}\nns", part.title.replace(", ", "\n"))]);
-            titles.extend(["\n\nmin", "\n\nmax", "\n\n/ read", "\n\n2", "\n\nkept"].map(str::to_owned));
-        }
-        titles[0] = "\n\nimpl".to_owned();
-        let mut table = plain(&titles);
-        for record in records.iter().filter(|r| r.bench == parts[0].one && r.n == n) {
-            let cells = parts.iter().flat_map(|part| of_part(records, part, record.name, n));
-            table.add_row([record.name.to_owned()].into_iter().chain(cells));
+    writeln!(out, "ns for a read of 4 KiB or 8 bytes, a call for each; / read: as fast as read(2) is 1;")?;
+    writeln!(out, "both: on two processors at once, and how much of its speed each keeps")?;
+    for part in &PARTS {
+        let mut table = plain(&[part.title, "ns", "min", "max", "/ read", "both", "kept"]);
+        for record in records.iter().filter(|record| (record.bench, record.n) == (part.one, n)) {
+            table.add_row([record.name.to_owned()].into_iter().chain(of_part(records, part, record.name, n)));
         }
         align(&mut table, 1);
-        writeln!(out, "{}", table.trim_fmt())?;
+        writeln!(out, "{}\n", table.trim_fmt())?;
     }
     Ok(())
 }
@@ -178,8 +171,7 @@ fn of_part(records: &[Record], part: &Part, name: &str, n: usize) -> [String; 6]
     let (one, two, read) = (at(part.one, name), at(part.two, name), at(part.one, "read"));
     let ratio = |a: Option<Spread>, b: Option<Spread>| shown(a.zip(b).map(|(a, b)| a.median / b.median));
     let cell = |pick: fn(Spread) -> f64| shown(one.map(pick));
-    let spread = [cell(|s| s.median), cell(|s| s.min), cell(|s| s.max)];
-    let [median, min, max] = spread;
+    let [median, min, max] = [cell(|s| s.median), cell(|s| s.min), cell(|s| s.max)];
     [median, min, max, ratio(read, one), shown(two.map(|two| two.median)), ratio(one, two)]
 }
 
@@ -211,4 +203,87 @@ fn hits(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     }
     align(&mut table, 1);
     writeln!(out, "{}", table.trim_fmt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::example as record;
+
+    fn lines(records: &[Record]) -> Vec<String> {
+        let mut out = Vec::new();
+        readahead(&mut out, records).unwrap();
+        let lines: Vec<String> = String::from_utf8(out).unwrap().lines().map(str::to_owned).collect();
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+        lines
+    }
+
+    fn words(lines: &[String], start: &str) -> String {
+        let line = lines.iter().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start}: {lines:#?}"));
+        line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_cold_read_stands_beside_the_better_of_the_large_direct_ones() {
+        // 3906.25 ns a page are 1000 MiB/s.
+        let of = |name, kind, ns| record(COLD, name, kind, 1 << 17, ns);
+        let mut ours = of(CACHE, Kind::Ours, 3906.25);
+        (ours.fetched, ours.hit_percent) = (Some(1.0), Some(99.5));
+        let direct = [of("direct-1m", Kind::Peer, 7812.5), of("direct-1m-2", Kind::Peer, 1953.125)];
+        let lines = lines(&[&[ours, of("mmap-sequential", Kind::Peer, 1.0)], &direct[..]].concat());
+        assert_eq!(words(&lines, "cache "), "1000 500 2000 0.50 1.00 99.5 512");
+        assert_eq!(words(&lines, "direct-1m "), "500 250 1000 0.25 - - 512");
+    }
+
+    #[test]
+    fn the_share_of_allocation_is_in_percent_of_the_read() {
+        let total = 1 << 18;
+        let of = |(_, reads, takes)| {
+            [record(reads, CACHE, Kind::Ours, total, 100_000.0), record(takes, "allocator", Kind::Ours, total, 5.0)]
+        };
+        let lines = lines(&WINDOWS.map(of).concat());
+        assert!(words(&lines, "1 GiB").starts_with("GiB read 26214400 "), "{lines:#?}");
+        assert!(lines.iter().any(|line| line.trim_start().starts_with("% ") && line.contains("0.005")), "{lines:#?}");
+    }
+
+    #[test]
+    fn warm_reads_are_compared_with_read_on_one_processor_and_with_themselves_on_two() {
+        let mut records = Vec::new();
+        for part in PARTS {
+            for (name, ns) in [(CACHE, 100.0), ("read", 400.0), ("quick_cache", 12345.0)] {
+                records.push(record(part.one, name, Kind::Peer, 1_000_000, ns));
+                records.push(record(part.two, name, Kind::Peer, 1_000_000, 1.25 * ns));
+            }
+        }
+        let lines = lines(&records);
+        assert_eq!(words(&lines, "cache "), "100 50.0 200 4.00 125 0.80");
+        assert_eq!(lines.iter().filter(|line| line.starts_with("quick_cache")).count(), PARTS.len());
+    }
+
+    #[test]
+    fn hits_stand_beside_the_best_policy() {
+        let of = |name, kind, percent| Record {
+            hit_percent: Some(percent),
+            ..record("readahead-hits loop 1.1x after zipf", name, kind, 10_000, 0.0)
+        };
+        let records = [of(CACHE, Kind::Ours, 70.0), of("LRU", Kind::Peer, 10.0), of("ARC", Kind::Peer, 72.5)];
+        assert_eq!(words(&lines(&records), "loop 1.1x"), "1.1x after zipf 10000 70.0 10.0 72.5 2.5");
+    }
+
+    #[test]
+    fn patterns_and_delays_fit() {
+        let mut records = Vec::new();
+        for (bench, _) in PATTERNS {
+            for name in [CACHE, "cache-own", "read", "read-own"] {
+                let record = record(bench, name, Kind::Ours, 65_536, 800.0);
+                records.push(Record { fetched: Some(1.5), hit_percent: Some(99.9), ..record });
+            }
+        }
+        for (bench, _) in DELAYS {
+            records.extend(["cache-begins", IDEAL].map(|name| record(bench, name, Kind::Ours, 65_536, 800.0)));
+        }
+        let lines = lines(&records);
+        assert_eq!(words(&lines, "every 16th cache "), "16th cache 4883 2441 9766 1.00 1.50 99.9 65536");
+        assert_eq!(words(&lines, "cache-begins"), "4883 2441 9766 1.00 - 256");
+    }
 }

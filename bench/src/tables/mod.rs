@@ -55,7 +55,13 @@ impl Run<'_> {
     /// A run without a progress bar.
     #[cfg(test)]
     pub(crate) fn for_test<'a>(machine: &'a Machine, rows: &'a [Row], effort: Effort) -> Run<'a> {
-        Run { run: pagemill_harness::Run::for_test(machine, effort), rows, is_brief: false, is_full: false, notes: Vec::new() }
+        Run {
+            run: pagemill_harness::Run::for_test(machine, effort),
+            rows,
+            is_brief: false,
+            is_full: false,
+            notes: Vec::new(),
+        }
     }
 
     /// Whether this row of Pagemill's was asked for, in a table that shows only one backend: the default one, or the

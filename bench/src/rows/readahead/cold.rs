@@ -105,7 +105,8 @@ fn by_calls_into(
     for &(stream, page) in &pattern.requests {
         let mut done = 0;
         while done < buffer.len() {
-            let read = read(usize::from(stream), &mut buffer[done..], u64::from(page) * PAGE_BYTES as u64 + done as u64)?;
+            let read =
+                read(usize::from(stream), &mut buffer[done..], u64::from(page) * PAGE_BYTES as u64 + done as u64)?;
             if read == 0 {
                 return Err(Flaw::Failed(format!("the file ends at page {page}")));
             }
@@ -230,7 +231,8 @@ impl Way for Ours {
         };
         if is_new && !self.setup.is_fresh {
             // Commits the memory.
-            by_cache(&cache, &files, &Pattern::sequential(self.pages, EACH))?.checked(&Pattern::sequential(self.pages, EACH))?;
+            by_cache(&cache, &files, &Pattern::sequential(self.pages, EACH))?
+                .checked(&Pattern::sequential(self.pages, EACH))?;
         }
         // Openers without a window.
         files = vec![files[0].reopen()];

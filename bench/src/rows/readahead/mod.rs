@@ -140,9 +140,8 @@ impl Mapped {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let len = data.pages * PAGE_BYTES;
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let start = unsafe {
-            mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, data.file.as_fd(), 0)
-        }?;
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, data.file.as_fd(), 0) }?;
         start.expose_provenance();
         Ok(Mapped { start: start.cast(), len })
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pagemill::{Advice, CachedFile, PageCache};
 
-use super::cold::{EACH, Pattern, USUAL, Setup, by_cache, cache_over};
+use super::cold::{EACH, Pattern, Setup, USUAL, by_cache, cache_over};
 use super::{DataFile, Mapped, word_of};
 use crate::rows::{Kind, Row, Unavailable};
 use crate::subject::{Flaw, PAGE_BYTES};
@@ -87,12 +87,17 @@ impl Cached {
     /// Has all pages read in.
     fn new(need: &Need, setup: Setup, advice: Advice) -> Result<Cached, Unavailable> {
         let why = |flaw: Flaw| Unavailable(flaw.to_string());
-        let options = pagemill::FileBacking::options().read_only(true).direct(setup.is_direct && !need.data.is_in_memory);
+        let options =
+            pagemill::FileBacking::options().read_only(true).direct(setup.is_direct && !need.data.is_in_memory);
         let backing = options.open(need.data.path()).map_err(|error| Unavailable(error.to_string()))?;
         let (cache, mut files) = cache_over(backing, need.data.pages, None, setup.is_huge).map_err(why)?;
         let all = Pattern::sequential(need.pages / EACH * EACH, EACH);
         by_cache(&cache, &files, &all).and_then(|pass| pass.checked(&all)).map_err(why)?;
-        let rest = Pattern { requests: (need.pages / EACH * EACH..need.pages).map(|page| (0, page as u32)).collect(), each: 1, streams: 1 };
+        let rest = Pattern {
+            requests: (need.pages / EACH * EACH..need.pages).map(|page| (0, page as u32)).collect(),
+            each: 1,
+            streams: 1,
+        };
         by_cache(&cache, &files, &rest).map_err(why)?;
         let file = files.remove(0);
         Ok(Cached { _cache: cache, file, advice })
@@ -170,9 +175,12 @@ fn failed(why: io::Error) -> Unavailable {
 
 /// The rows that take turns with each other, then those that are opened one after the other.
 pub(crate) fn rows() -> Vec<WarmRow> {
-    let ours = |name, setup: Setup, advice: Advice| {
-        Row::plain(name, Kind::Ours, move |need: Need| Ok(Box::new(Cached::new(&need, setup, advice)?) as Box<dyn Warm>))
-    };
+    let ours =
+        |name, setup: Setup, advice: Advice| {
+            Row::plain(name, Kind::Ours, move |need: Need| {
+                Ok(Box::new(Cached::new(&need, setup, advice)?) as Box<dyn Warm>)
+            })
+        };
     vec![
         ours("cache", USUAL, Advice::Normal),
         ours("cache-huge", Setup { is_huge: true, ..USUAL }, Advice::Normal),

@@ -135,11 +135,8 @@ pub(super) fn patterns(run: &mut Run, data: &Rc<DataFile>, sizes: Sizes) -> Resu
 /// Requests of one page each, over a file of so many pages.
 fn pattern_of(name: &str, pages: usize, seed: u64) -> Pattern {
     let (all, some) = (pages as u32, (pages / 16) as u32);
-    let alone = |pages: Vec<u32>| Pattern {
-        requests: pages.into_iter().map(|page| (0, page)).collect(),
-        each: 1,
-        streams: 1,
-    };
+    let alone =
+        |pages: Vec<u32>| Pattern { requests: pages.into_iter().map(|page| (0, page)).collect(), each: 1, streams: 1 };
     let interleaved = |streams: u16| {
         let (own, each) = (all / u32::from(streams), all / 4 / u32::from(streams));
         let step = |at: u32| (0..streams).map(move |stream| (stream, u32::from(stream) * own + at));
@@ -148,7 +145,8 @@ fn pattern_of(name: &str, pages: usize, seed: u64) -> Pattern {
     match name {
         "in sequence" => alone((0..all / 4).collect()),
         "random" => {
-            let mut pages: Vec<u32> = (0..all).collect();
+            // No two neighbours, and not page 0: by chance they would make a sequence.
+            let mut pages: Vec<u32> = (1..all).step_by(2).collect();
             fastrand::Rng::with_seed(seed).shuffle(&mut pages);
             pages.truncate(some as usize);
             alone(pages)
@@ -167,7 +165,12 @@ pub(super) fn delayed(run: &mut Run, _: &Rc<DataFile>, sizes: Sizes) -> Result<V
         // Two windows are under way at most.
         let enough = (2.0 * delay.as_secs_f64() * RATE / PAGE_BYTES as f64) as usize;
         let mut entrants = Vec::new();
-        let ours = [("cache", false, None), ("cache-begins", true, None), ("cache-wide", true, Some(enough)), ("cache-0", true, Some(0))];
+        let ours = [
+            ("cache", false, None),
+            ("cache-begins", true, None),
+            ("cache-wide", true, Some(enough)),
+            ("cache-0", true, Some(0)),
+        ];
         let has_ours = is_shown(run, Kind::Ours);
         for (name, begins, window) in ours.into_iter().filter(|_| has_ours) {
             // A delay for each page takes its time.
@@ -195,7 +198,10 @@ pub(super) fn delayed(run: &mut Run, _: &Rc<DataFile>, sizes: Sizes) -> Result<V
 
 /// Totals of *allocation*, in pages, up to the largest.
 pub(crate) fn totals(most: usize) -> Vec<usize> {
-    (5..=18).map(|k| 1 << k).filter(|&pages| pages <= most && (most > 1 << 12 || [5, 8, 12].contains(&pages.ilog2()))).collect()
+    (5..=18)
+        .map(|k| 1 << k)
+        .filter(|&pages| pages <= most && (most > 1 << 12 || [5, 8, 12].contains(&pages.ilog2())))
+        .collect()
 }
 
 pub(super) fn allocation(run: &mut Run, data: &Rc<DataFile>, sizes: Sizes) -> Result<Vec<Record>, Error> {

@@ -84,7 +84,8 @@ impl Sizes {
 pub(crate) fn readahead(run: &mut Run) -> Result<Vec<Record>, Error> {
     let sizes = Sizes::of(run);
     run.progress.set_message("readahead: writing a file");
-    let data = DataFile::new(sizes.warm.max(sizes.cold).max(sizes.total)).map_err(|why| failed("writing a file", why))?;
+    let data =
+        DataFile::new(sizes.warm.max(sizes.cold).max(sizes.total)).map_err(|why| failed("writing a file", why))?;
     run.note(&place_of(&data, sizes));
     let data = Rc::new(data);
     let mut records = Vec::new();
@@ -124,7 +125,8 @@ fn unpinned<T>(run: &mut Run, work: impl FnOnce(&mut Run) -> Result<T, Error>) -
 }
 
 fn place_of(data: &DataFile, sizes: Sizes) -> String {
-    let window = data.system_window().map_or_else(String::new, |kib| format!("; the system reads {kib} KiB ahead there"));
+    let window =
+        data.system_window().map_or_else(String::new, |kib| format!("; the system reads {kib} KiB ahead there"));
     let memory = if data.is_in_memory { ", WHICH IS IN MEMORY" } else { "" };
     format!(
         "the file: {} MiB in {}{memory}, the first {} MiB read cold; removed{window}",

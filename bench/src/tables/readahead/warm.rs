@@ -33,10 +33,34 @@ pub(crate) struct Part {
 }
 
 pub(crate) const PARTS: [Part; 4] = [
-    Part { title: "4 KiB, in sequence", is_random: false, is_whole: true, one: "readahead-warm-seq", two: "readahead-warm-seq-2" },
-    Part { title: "4 KiB, random", is_random: true, is_whole: true, one: "readahead-warm-random", two: "readahead-warm-random-2" },
-    Part { title: "8 bytes, in sequence", is_random: false, is_whole: false, one: "readahead-look-seq", two: "readahead-look-seq-2" },
-    Part { title: "8 bytes, random", is_random: true, is_whole: false, one: "readahead-look-random", two: "readahead-look-random-2" },
+    Part {
+        title: "4 KiB, in sequence",
+        is_random: false,
+        is_whole: true,
+        one: "readahead-warm-seq",
+        two: "readahead-warm-seq-2",
+    },
+    Part {
+        title: "4 KiB, random",
+        is_random: true,
+        is_whole: true,
+        one: "readahead-warm-random",
+        two: "readahead-warm-random-2",
+    },
+    Part {
+        title: "8 bytes, in sequence",
+        is_random: false,
+        is_whole: false,
+        one: "readahead-look-seq",
+        two: "readahead-look-seq-2",
+    },
+    Part {
+        title: "8 bytes, random",
+        is_random: true,
+        is_whole: false,
+        one: "readahead-look-random",
+        two: "readahead-look-random-2",
+    },
 ];
 
 /// Work for the second processor.
@@ -108,7 +132,8 @@ fn of_group(run: &Run, entrants: &mut [Entrant], pages: usize, other: Option<&Ot
         let orders = [orders_of(part, pages, run.seed), orders_of(part, pages, run.seed + 1)];
         let seed = part.is_random.then_some(run.seed);
         let cells = |bench| {
-            let cell = |entrant: &Entrant| CellSamples { seed, ..CellSamples::new(bench, entrant.row.row_name(), pages) };
+            let cell =
+                |entrant: &Entrant| CellSamples { seed, ..CellSamples::new(bench, entrant.row.row_name(), pages) };
             entrants.iter().map(cell).collect::<Vec<_>>()
         };
         let (mut ones, mut twos) = (cells(part.one), cells(part.two));
