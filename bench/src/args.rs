@@ -83,7 +83,7 @@ pub struct BenchArgs {
     #[arg(long)]
     pub details: bool,
 
-    /// Every table. Takes minutes, and up to 8 GiB of memory.
+    /// Every table. Takes minutes, and up to 12 GiB of memory.
     #[arg(long, conflicts_with = "quick")]
     pub all: bool,
 

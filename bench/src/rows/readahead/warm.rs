@@ -26,6 +26,13 @@ pub(crate) struct Need {
     pub(crate) pages: usize,
 }
 
+impl Need {
+    /// Bytes of its pages.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.pages * PAGE_BYTES) as u64
+    }
+}
+
 /// Cached pages, and the readers of them.
 pub(crate) trait Warm {
     /// A reader for one thread.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Sizes, is_shown};
 use crate::Error;
-use crate::machine::preemptions;
+use crate::machine::{available_bytes, preemptions};
 use crate::record::Record;
 use crate::rows::Unavailable;
 use crate::rows::readahead::DataFile;
@@ -18,6 +18,9 @@ use crate::tables::{CellSamples, Run, Sample, in_turns};
 
 /// Pages of the small file: 2 MB, about as much as a second-level cache has.
 pub(crate) const SMALL: usize = 500;
+
+/// Memory that a row leaves to others.
+const SPARE_BYTES: u64 = 512 << 20;
 
 /// Reads in a round.
 const READS: usize = 1 << 14;
@@ -119,6 +122,11 @@ fn of_sizes(run: &mut Run, data: &Rc<DataFile>, sizes: Sizes, other: Option<&Oth
 }
 
 fn opened(run: &mut Run, row: WarmRow, need: &Need, has_second: bool) -> Result<Option<Entrant>, Error> {
+    if available_bytes().is_some_and(|bytes| bytes < need.bytes() + SPARE_BYTES) {
+        let why = format!("needs {} MiB of memory, which this machine does not have now", need.bytes() >> 20);
+        run.note_absent(row.name, "-", &Unavailable(why));
+        return Ok(None);
+    }
     let Some(warm) = run.open(&row, need.clone()) else { return Ok(None) };
     let cell = CellSamples::new("readahead-warm", row.row_name(), need.pages);
     let reader = || warm.reader().map_err(|flaw| cell.flawed(flaw));
