@@ -153,7 +153,7 @@ fn patterns(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
 fn warm(out: &mut dyn Write, records: &[Record], n: usize) -> io::Result<()> {
     let small = if n == SMALL { " (the best case: they fit a second-level cache)" } else { "" };
     writeln!(out, "\nreadahead, warm: {n} cached pages{small}")?;
-    writeln!(out, "ns for a read of 4 KiB or 8 bytes, a call for each; / read: as fast as read(2) is 1;")?;
+    writeln!(out, "ns a read of 4 KiB or 8 bytes, a call for each; / read: read(2)'s speed is 1;")?;
     writeln!(out, "both: on two processors at once, and how much of its speed each keeps")?;
     for part in &PARTS {
         let mut table = plain(&[part.title, "ns", "min", "max", "/ read", "both", "kept"]);
