@@ -8,7 +8,7 @@ use crate::record::Record;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
-pub(crate) const TABLES: [&str; 16] = [
+pub(crate) const TABLES: [&str; 17] = [
     "batch",
     "burst",
     "scatter",
@@ -23,6 +23,7 @@ pub(crate) const TABLES: [&str; 16] = [
     "mempool",
     "page-pool",
     "dma",
+    "readahead",
     "crypt",
     "xdp",
 ];
@@ -82,7 +83,7 @@ pub struct BenchArgs {
     #[arg(long)]
     pub details: bool,
 
-    /// Every table. Takes minutes, and up to 8 GiB of memory.
+    /// Every table. Takes minutes, and up to 12 GiB of memory.
     #[arg(long, conflicts_with = "quick")]
     pub all: bool,
 
@@ -134,6 +135,8 @@ Tables:
   page-pool   pages that circulate between a consumer and other threads, 1 to
               1024 out; refill; 64 pages or one block for a device
   dma         8192 small blocks out, then back; one for each of 256 reads
+  readahead   a file read through a page cache: cold, warm, at random; beside
+              read(2), O_DIRECT, mmap and caches of values; writes 512 MiB
   crypt       an encrypted volume, in this process and served to fio by NBD
   xdp         packets received on a veth pair; needs root
 

@@ -17,6 +17,10 @@ use crate::rows::Kind;
 use crate::rows::mixed::REQUESTS;
 use crate::subject::{HAND_OVER_PAGES, ListOrder};
 use crate::tables::dma::{SELF_TEST, SHAPES};
+use crate::tables::readahead::cold::{COLD, PATTERNS};
+use crate::tables::readahead::hits::{HITS, SCAN};
+use crate::tables::readahead::warm::{PARTS, SMALL};
+use crate::tables::readahead::{CACHE, DIRECT, DIRECT_HUGE};
 use crate::tables::touch::TOUCH_PAGES;
 use crate::tables::{orders, total};
 
@@ -122,6 +126,7 @@ pub(crate) fn judge(records: &[Record], of_paths: Vec<Bar>, bits_per_frame: Opti
     bars.extend(threads(&figures, ns));
     bars.extend(memory(&figures));
     bars.extend(small_blocks(&figures));
+    bars.extend(page_cache(&figures));
     bars.extend(of_paths.into_iter().map(Some));
     bars.push(bar("free/used state: bits a frame", bits_per_frame, Some(AtMost(2.0)), Some(AtMost(1.3))));
     bars.into_iter().flatten().collect()
@@ -299,6 +304,37 @@ fn small_blocks(figures: &Figures) -> Vec<Option<Bar>> {
     ]
 }
 
+/// The table `readahead`.
+fn page_cache(figures: &Figures) -> Vec<Option<Bar>> {
+    let of = |bench: &str, name: &str, is_small: Option<bool>| {
+        let is_size = |n: usize| is_small.is_none_or(|is_small| (n == SMALL) == is_small);
+        figures.0.iter().find(|r| (r.bench, r.name) == (bench, name) && is_size(r.n)).and_then(totals)
+    };
+    let beside = |ours, direct: [&str; 2]| least(direct.map(|name| speed(of(COLD, ours, None), of(COLD, name, None))));
+    let warm = |at: usize, is_small| {
+        let of = |name| of(PARTS[at].one, name, Some(is_small));
+        speed(of(CACHE), of("read"))
+    };
+    let random = figures.0.iter().find(|r| (r.bench, r.name) == (PATTERNS[1].0, CACHE)).and_then(|r| r.fetched);
+    let ours = figures.0.iter().filter(|r| r.name == CACHE && r.bench.starts_with(HITS));
+    let behind = ours.filter_map(|ours| {
+        let all = figures.0.iter().filter(|r| (r.bench, r.n) == (ours.bench, ours.n) && r.kind == Kind::Peer);
+        Some(all.filter_map(|r| r.hit_percent).max_by(f64::total_cmp)? - ours.hit_percent?)
+    });
+    let scan = figures.0.iter().filter(|r| (r.bench, r.name) == (SCAN, CACHE)).filter_map(|r| r.hit_percent);
+    vec![
+        bar("cold sequence: speed / O_DIRECT by 1 MiB", beside(CACHE, DIRECT), Some(AtLeast(0.9)), None),
+        bar("  the same, both in 2 MiB pages", beside("cache-huge", DIRECT_HUGE), Some(AtLeast(0.9)), None),
+        bar("warm sequence, large: speed / read(2)", warm(0, false), Some(AtLeast(1.0)), None),
+        bar("warm sequence, 500 pages: speed / read(2)", warm(0, true), Some(AtLeast(1.0)), None),
+        bar("warm random, large: speed / read(2)", warm(1, false), Some(AtLeast(2.0)), None),
+        bar("warm random, 500 pages: speed / read(2)", warm(1, true), Some(AtLeast(2.0)), None),
+        bar("random, cold: pages read / asked for", random, Some(AtMost(1.0)), None),
+        bar("hit rate, worst trace: points behind best", behind.max_by(f64::total_cmp), Some(AtMost(2.0)), None),
+        bar("hot set left after a scan of 10 caches, %", scan.min_by(f64::total_cmp), None, None),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -442,6 +478,32 @@ mod tests {
         assert_eq!(figure("touch: populated / one by one"), 0.5);
         assert_eq!(figure("touch: 2 MiB, populated / one by one"), 0.25);
         assert_eq!(figure("touch: 2 MiB, populated / populate call"), 1.25);
+    }
+
+    #[test]
+    fn a_page_cache_is_judged_beside_what_reads_files_and_by_its_worst_trace() {
+        let of = |bench, name, n, ns| record(bench, name, if name == CACHE { Kind::Ours } else { Kind::Peer }, n, ns);
+        let hits = |bench, name, percent| Record { hit_percent: Some(percent), ..of(bench, name, 100, 0.0) };
+        let records = [
+            of(COLD, CACHE, 1 << 15, 1000.0),
+            of(COLD, DIRECT[0], 1 << 15, 1200.0),
+            of(COLD, DIRECT[1], 1 << 15, 800.0),
+            of(PARTS[1].one, CACHE, SMALL, 100.0),
+            of(PARTS[1].one, "read", SMALL, 300.0),
+            Record { fetched: Some(1.0), ..of(PATTERNS[1].0, CACHE, 2048, 1.0) },
+            hits("readahead-hits a", CACHE, 50.0),
+            hits("readahead-hits a", "LRU", 51.0),
+            hits("readahead-hits a", "ARC", 10.0),
+            hits("readahead-hits b", CACHE, 90.0),
+            hits("readahead-hits b", "ARC", 10.0),
+        ];
+        let bars = judge(&records, Vec::new(), None);
+        let figure = |what| find(&bars, what).map(|bar| bar.figure);
+        assert_eq!(figure("cold sequence"), Some(0.8), "beside the faster one");
+        assert_eq!(figure("warm random, 500 pages"), Some(3.0));
+        assert_eq!(figure("warm random, large"), None);
+        assert_eq!(figure("random, cold"), Some(1.0));
+        assert_eq!(figure("hit rate, worst trace"), Some(1.0));
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod bars;
 mod chart;
 mod file;
 mod html;
+mod policies;
 mod report;
 mod rows;
 mod subject;
@@ -34,7 +35,9 @@ use machine::Machine;
 use pagemill_harness::report::{disturbance, wrap};
 use published::Published;
 use record::Record;
-use tables::{Effort, Run, churn, dma, holes, mempool, mixed, one_thread, orders, page_pool, threads, total, touch};
+use tables::{
+    Effort, Run, churn, dma, holes, mempool, mixed, one_thread, orders, page_pool, readahead, threads, total, touch,
+};
 
 /// Runs the tables that `args` ask for, and reports them. `program` is the file of the program `pagemill`, which a
 /// table may start as a process of its own. `more` are the tables of data paths.
@@ -75,10 +78,10 @@ pub fn run(args: &BenchArgs, program: &Path, more: &[Table]) -> Result<(), Error
         rounds: Default::default(),
         absent: Vec::new(),
     };
-    let mut run = Run { run, rows: &plan.rows, is_brief: plan.is_brief };
+    let mut run = Run { run, rows: &plan.rows, is_brief: plan.is_brief, is_full: args.all, notes: Vec::new() };
     let measured = measure_all(&mut run, &plan, more, |run, table, new| {
         if plan.view == View::Tables {
-            let absent = std::mem::take(&mut run.absent);
+            let (absent, notes) = (std::mem::take(&mut run.absent), std::mem::take(&mut run.notes));
             let own = more.iter().find(|own| own.name == table);
             let show = |out: &mut dyn Write| {
                 match own {
@@ -86,6 +89,7 @@ pub fn run(args: &BenchArgs, program: &Path, more: &[Table]) -> Result<(), Error
                     // Both sizes of `scatter` are shown as one table.
                     None => report::table(out, table.trim_end_matches("-4g"), new, &published, plan.has_every_size)?,
                 }
+                notes.iter().try_for_each(|note| writeln!(out, "{}", wrap(note)))?;
                 absent.iter().try_for_each(|note| writeln!(out, "{}", wrap(&format!("absent: {note}"))))
             };
             return run.progress.suspend(|| text.write(show));
@@ -193,6 +197,7 @@ fn measure(run: &mut Run, table: &str) -> Result<Vec<Record>, Error> {
         "mempool" => mempool::mempool(run),
         "page-pool" => page_pool::page_pool(run),
         "dma" => dma::dma(run),
+        "readahead" => readahead::readahead(run),
         "churn" => churn::churn(run),
         _ => threads::threads(run),
     }
@@ -210,6 +215,7 @@ fn progress(plan: &Plan, more: &[Table]) -> ProgressBar {
         "touch" | "mempool" | "mixed" => 1,
         "page-pool" => page_pool::STEPS,
         "dma" => dma::STEPS,
+        "readahead" => readahead::STEPS,
         "holes" => holes::SLOTS.len(),
         "orders" => orders::ORDERS.len(),
         "total" => total::sizes().len(),

@@ -3,6 +3,7 @@
 mod dma;
 mod page_pool;
 mod publications;
+mod readahead;
 mod screen;
 mod shapes;
 
@@ -61,6 +62,7 @@ pub(crate) fn table(
         "mempool" => mempool(out, records),
         "page-pool" => page_pool::page_pool(out, records),
         "dma" => dma::dma(out, records, published),
+        "readahead" => readahead::readahead(out, records),
         "churn" => churn(out, records, published),
         _ => threads(out, records, published),
     }

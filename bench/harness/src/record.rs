@@ -42,6 +42,10 @@ pub struct Record {
     pub ideal_percent: Option<f64>,
     /// Bytes of memory for each block, itself included; only `dma` has it, where it is known.
     pub bytes_a_block: Option<f64>,
+    /// Pages read from the file for each page asked for; only `readahead` has it, where it is known.
+    pub fetched: Option<f64>,
+    /// Reads that found their page in the cache, in percent; only `readahead` has it.
+    pub hit_percent: Option<f64>,
     /// The order of the CPU's list, if the table has several and the row depends on it.
     pub order: Option<ListOrder>,
     /// The random seed, if an order is random.
@@ -68,14 +72,17 @@ impl Record {
             cpu_ns: None,
             ideal_percent: None,
             bytes_a_block: None,
+            fetched: None,
+            hit_percent: None,
             order: None,
             seed: None,
         }
     }
 
-    /// MiB/s, for a table that moves data; only `crypt` does.
+    /// MiB/s, for a table that moves data: `crypt`, and the parts of `readahead` that read a file.
     pub fn mib_per_s(&self) -> Option<f64> {
-        self.bench.starts_with("crypt").then(|| mib_per_s(self.total.median))
+        let moves = self.bench.starts_with("crypt") || self.bench.starts_with("readahead-cold");
+        moves.then(|| mib_per_s(self.total.median))
     }
 }
 
@@ -102,6 +109,10 @@ struct Line<'a> {
     ideal_percent: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes_a_block: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fetched: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hit_percent: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mib_per_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,6 +146,8 @@ pub fn write_json(out: &mut dyn Write, records: &[Record], machine: &Machine) ->
             max_ns: record.total.max,
             ideal_percent: record.ideal_percent,
             bytes_a_block: record.bytes_a_block,
+            fetched: record.fetched,
+            hit_percent: record.hit_percent,
             mib_per_s: record.mib_per_s(),
             p50_us: record.p50_us,
             p99_us: record.p99_us,

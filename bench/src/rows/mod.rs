@@ -15,6 +15,7 @@ mod one_by_one;
 pub(crate) mod orders;
 pub(crate) mod page_pool;
 mod pagemill;
+pub(crate) mod readahead;
 pub(crate) mod region;
 mod rust_peers;
 mod stock;

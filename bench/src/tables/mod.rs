@@ -10,6 +10,7 @@ pub(crate) mod mixed;
 pub(crate) mod one_thread;
 pub(crate) mod orders;
 pub(crate) mod page_pool;
+pub(crate) mod readahead;
 pub(crate) mod threads;
 pub(crate) mod total;
 pub(crate) mod touch;
@@ -31,6 +32,10 @@ pub(crate) struct Run<'a> {
     pub(crate) rows: &'a [Row],
     /// Whether only the sizes are measured that the first screen and its chart show.
     pub(crate) is_brief: bool,
+    /// Whether everything was asked for, however long it takes.
+    pub(crate) is_full: bool,
+    /// Lines that the table's report ends with.
+    pub(crate) notes: Vec<String>,
 }
 
 impl<'a> Deref for Run<'a> {
@@ -50,7 +55,13 @@ impl Run<'_> {
     /// A run without a progress bar.
     #[cfg(test)]
     pub(crate) fn for_test<'a>(machine: &'a Machine, rows: &'a [Row], effort: Effort) -> Run<'a> {
-        Run { run: pagemill_harness::Run::for_test(machine, effort), rows, is_brief: false }
+        Run {
+            run: pagemill_harness::Run::for_test(machine, effort),
+            rows,
+            is_brief: false,
+            is_full: false,
+            notes: Vec::new(),
+        }
     }
 
     /// Whether this row of Pagemill's was asked for, in a table that shows only one backend: the default one, or the
@@ -68,6 +79,11 @@ impl Run<'_> {
         let is_asked_for =
             |row: &Row<N, O>| self.rows.iter().any(|known| (known.name, known.backend) == (name_of(row), row.backend));
         rows.into_iter().filter(is_asked_for).collect()
+    }
+
+    /// Has the table's report say this, too.
+    pub(crate) fn note(&mut self, line: &str) {
+        self.notes.push(line.to_owned());
     }
 
     /// Opens a row, or notes why it is absent.
