@@ -74,6 +74,9 @@ pub(crate) trait Way {
     fn pass(&mut self, pattern: &Pattern) -> Result<Pass, Flaw>;
 }
 
+/// Opens a way to read the file.
+type Open = dyn Fn(&Rc<DataFile>) -> Result<Box<dyn Way>, Unavailable>;
+
 /// A row: its name, its kind, the pages of a request for a sequence, and how it is opened.
 pub(crate) struct WayRow {
     pub(crate) name: &'static str,
@@ -81,7 +84,7 @@ pub(crate) struct WayRow {
     pub(crate) each: usize,
     /// Of a pass, only the first of so many parts is read: the others would take too long.
     pub(crate) part: usize,
-    pub(crate) open: Box<dyn Fn(&Rc<DataFile>) -> Result<Box<dyn Way>, Unavailable>>,
+    pub(crate) open: Box<Open>,
 }
 
 /// Pages of the requests of most rows: 128 KiB.

@@ -61,7 +61,7 @@ impl DataFile {
         }
         file.sync_all()?;
         let kind = rustix::fs::fstatfs(&file)?.f_type;
-        let is_in_memory = [libc::TMPFS_MAGIC as i64, 0x8584_58F6].contains(&(kind as i64)); // ramfs
+        let is_in_memory = [libc::TMPFS_MAGIC, 0x8584_58F6].contains(&(kind as i64)); // ramfs
         Ok(DataFile { file, place, pages, is_in_memory })
     }
 
