@@ -173,32 +173,45 @@ fn a_bad_page_spoils_no_other_of_its_window() {
     end(allocator, cache);
 }
 
-#[test]
-fn the_holes_of_a_window_are_one_request_and_one_read_a_run() {
-    let (allocator, cache) = cache(512);
-    let backing = FakeBacking::new(bytes(200));
-    let file = cache.open(backing.clone()).unwrap();
-    let at_random = file.reopen();
-    at_random.advise(Advice::Random, 0..0);
+/// Pages 10, 11 and 30 are there, and the first 64 are wanted: runs 0 to 9, 12 to 29, 31 to 63.
+fn read_a_window_with_holes(allocator: &Allocator) -> (u64, Vec<Asked>) {
+    let cache = PageCache::builder(allocator).threads(1).build();
+    let (backing, file) = file(&cache, 200);
     for page in [10, 11, 30] {
-        page_at(&at_random, page).unwrap();
+        page_at(&file, page).unwrap();
     }
-    reads(&backing);
-    let calls = |allocator: &Allocator| allocator.stats().bulk_alloc.iter().sum::<u64>();
-    let before = calls(&allocator);
-    // A request for 64 pages, of which three are there: runs 0 to 9, 12 to 29, 31 to 63.
-    let mut read = vec![0; 64 * PAGE];
+    backing.take_asked();
+    let calls = || allocator.stats().bulk_alloc.iter().sum::<u64>();
+    let before = calls();
     file.advise(Advice::WillNeed, 0..64 * PAGE as u64);
-    until("61 pages", || cache.stats().read == 64);
-    assert_eq!(calls(&allocator), before + 1);
+    let bulk = calls() - before;
+    let mut read = vec![0; 64 * PAGE];
     assert_eq!(file.read_at(&mut read, 0).unwrap(), 64 * PAGE);
     assert!(read == bytes(200)[..64 * PAGE]);
-    let mut begun = reads(&backing);
-    begun.truncate(3);
-    assert_eq!(begun, [(0, 10), (12, 18), (31, 33)]);
     file.close().unwrap();
-    at_random.close().unwrap();
-    end(allocator, cache);
+    until("the last page", || cache.stats().pages == 0);
+    (bulk, backing.take_asked())
+}
+
+#[test]
+fn the_holes_of_a_window_are_one_request_and_one_read_a_run() {
+    let allocator = arena(512).build().unwrap();
+    let read = |at: usize, pages: usize, slices| Asked::Read { at: (at * PAGE) as u64, bytes: pages * PAGE, slices };
+    // A zone with a run of so many pages: one request for the run.
+    let (bulk, asked) = read_a_window_with_holes(&allocator);
+    assert_eq!((bulk, asked), (0, vec![read(0, 10, 1), read(12, 18, 1), read(31, 33, 1)]));
+    // Without one: a bulk request, for pages that are no neighbours.
+    let mut taken: Vec<_> = (0..512).map(|_| Some(allocator.alloc_page(Gfp::NOWAIT).unwrap())).collect();
+    for page in &mut taken {
+        let is_even = page.as_ref().is_some_and(|page| page.addr() / PAGE % 2 == 0);
+        if is_even {
+            *page = None;
+        }
+    }
+    let (bulk, asked) = read_a_window_with_holes(&allocator);
+    assert_eq!((bulk, asked), (1, vec![read(0, 10, 10), read(12, 18, 18), read(31, 33, 33)]));
+    drop(taken);
+    close_all_back(allocator);
 }
 
 #[test]

@@ -73,9 +73,9 @@ pub struct PageCacheBuilder {
     trace: Option<Trace>,
 }
 
-/// The largest window of readahead unless the program says otherwise: 1 MiB. A window is on its way while the one before
+/// The largest window of readahead unless the program says otherwise: 2 MiB. A window is on its way while the one before
 /// is read, so this is what hides the delay of the backing: half of what it delivers within one delay.
-const WINDOW: usize = 256;
+const WINDOW: usize = 512;
 
 impl PageCacheBuilder {
     /// The most pages that it has at a time; by default as many as its allocator has. Pages that are lent count too.
@@ -86,7 +86,7 @@ impl PageCacheBuilder {
     pub fn dirty_limit(self, pages: PageCount) -> Self {
         Self { dirty: Some(pages.get()), ..self }
     }
-    /// The largest window of readahead; 1 MiB by default, and an eighth of the limit at most. Twice as much for a reader that says that it reads in sequence.
+    /// The largest window of readahead; 2 MiB by default, and an eighth of the limit at most. Twice as much for a reader that says that it reads in sequence.
     /// 0: nothing is read ahead.
     pub fn window(self, pages: PageCount) -> Self {
         Self { window: pages.get(), ..self }

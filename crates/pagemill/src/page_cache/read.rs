@@ -1,7 +1,7 @@
 //! Reading: cached pages are copied without a lock; a missing page is read in, and others ahead of the reader.
 use super::cached::Cached;
 use super::fill::Fetch;
-use super::folio::{EXCLUSIVE, MARKER, Number, State, UPTODATE};
+use super::folio::{AHEAD, EXCLUSIVE, MARKER, Number, State, UPTODATE};
 use super::index::Index;
 use super::mapping::{byte_of, pages_for};
 use super::readahead::{Asked, Cause, Decision, Mode, Neighbours, Readahead};
@@ -151,6 +151,11 @@ impl Cached {
                     None => {
                         missed += 1;
                         let Some(page) = self.wait_for(&request, next)? else { return Ok(()) };
+                        // It was on its way, and has a reader now.
+                        let state = page.folio.state();
+                        if state.has(AHEAD) {
+                            page.folio.used(state);
+                        }
                         page
                     }
                 };

@@ -70,6 +70,9 @@ struct Files {
     last: u32,
 }
 
+/// Fewer pages than this need not be neighbours: a search for a run costs more than their requests to a device.
+const RUN_MIN: usize = 32;
+
 /// Pages are evicted so many at a time, whose addresses and numbers are on the stack.
 const AT_ONCE: usize = 64;
 
@@ -209,8 +212,16 @@ impl Shared {
         }
     }
 
-    /// Up to `n` pages by one request, which neither tries hard nor warns (C8.3).
+    /// Up to `n` pages, by a request that neither tries hard nor warns (C8.3). Many pages are neighbours if a zone has
+    /// that many free in one run: a device then transfers them as one piece.
     pub(super) fn pages_for(&self, n: usize, runs: &mut Vec<Run<Page>>) -> usize {
+        if n >= RUN_MIN {
+            let gfp = Gfp::NOWAIT | Gfp::NORETRY | Gfp::NOWARN;
+            if let Ok(run) = self.allocator.alloc_contig(gfp, n) {
+                runs.push(run);
+                return n;
+            }
+        }
         let request = Bulk::up_to(n).gfp(Gfp::KERNEL | Gfp::NORETRY | Gfp::NOWARN);
         // It has no other error than that the flags are invalid inside a shrinker or a signal handler.
         self.allocator.alloc_pages_bulk_runs(request, runs).map_or(0, |delivered| delivered.blocks)
