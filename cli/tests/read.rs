@@ -269,5 +269,8 @@ fn malformed_command_lines_are_refused() {
         assert!(outcome.stderr.contains(words), "no {words:?} in {outcome:?}");
     }
     let window = folder.pagemill(&["read", "--window", "2M", "--memory", "1M", "src"]);
-    window.refused_by("read", &["a window of 2097152 bytes: --memory holds 1048576 bytes", "a smaller --window"]);
+    window.refused_by(
+        "read",
+        &["a window of 2097152 bytes: an eighth of --memory, 131072 bytes, is the most", "a smaller --window"],
+    );
 }

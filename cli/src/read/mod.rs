@@ -39,7 +39,7 @@ pub(crate) struct ReadArgs {
     #[arg(required = true, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(named))]
     files: Vec<PathBuf>,
 
-    /// The largest window of readahead; 0: none [default: 1M]
+    /// The largest window of readahead; 0: none [default: 4M]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     window: Option<u64>,
 
@@ -128,7 +128,7 @@ Exit codes:
   2  the command line makes no sense";
 
 /// The largest window unless the command line says otherwise, or memory is small.
-const WINDOW: u64 = 1 << 20;
+const WINDOW: u64 = 4 << 20;
 /// Less memory would hold no window beside the one that is read.
 const MEMORY_MIN: u64 = 16 * PAGE_SIZE as u64;
 /// As much as all descriptors of a cache can describe, and some left.
@@ -178,9 +178,10 @@ fn pages(bytes: u64) -> PageCount {
 }
 
 pub(crate) fn run(args: &ReadArgs) -> Result<(), Failure> {
-    let window = args.window.unwrap_or(WINDOW.min(args.memory / 2));
-    if window > args.memory {
-        let why = format!("--memory holds {} bytes", args.memory);
+    let window_max = args.memory / 8;
+    let window = args.window.unwrap_or(WINDOW.min(window_max));
+    if window > window_max {
+        let why = format!("an eighth of --memory, {window_max} bytes, is the most");
         return Err(
             Failure::new(format!("a window of {window} bytes"), why).next("give a smaller --window, or more --memory")
         );

@@ -73,9 +73,9 @@ pub struct PageCacheBuilder {
     trace: Option<Trace>,
 }
 
-/// The largest window of readahead unless the program says otherwise: 2 MiB. A window is on its way while the one before
+/// The largest window of readahead unless the program says otherwise: 4 MiB. A window is on its way while the one before
 /// is read, so this is what hides the delay of the backing: half of what it delivers within one delay.
-const WINDOW: usize = 512;
+const WINDOW: usize = 1024;
 
 impl PageCacheBuilder {
     /// The most pages that it has at a time; by default as many as its allocator has. Pages that are lent count too.
@@ -86,12 +86,12 @@ impl PageCacheBuilder {
     pub fn dirty_limit(self, pages: PageCount) -> Self {
         Self { dirty: Some(pages.get()), ..self }
     }
-    /// The largest window of readahead; 2 MiB by default, and an eighth of the limit at most. Twice as much for a reader that says that it reads in sequence.
+    /// The largest window of readahead; 4 MiB by default, and an eighth of the limit at most. Twice as much for a reader that says that it reads in sequence.
     /// 0: nothing is read ahead.
     pub fn window(self, pages: PageCount) -> Self {
         Self { window: pages.get(), ..self }
     }
-    /// The number of threads that make blocking calls of backings; 2 by default. They are started as they are needed.
+    /// The number of threads that make blocking calls of backings; 3 by default. They are started as they are needed.
     pub fn threads(self, threads: usize) -> Self {
         Self { threads, ..self }
     }

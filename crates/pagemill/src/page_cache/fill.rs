@@ -18,6 +18,11 @@ use core::sync::atomic::Ordering::Acquire;
 use pagemill_core::PAGE_SIZE;
 use std::io;
 
+/// The most pages of one read: 1 MiB. Disks deliver no more by larger ones, and the pieces of a window arrive one after
+/// another: a reader goes on with the first, and a thread begins the next window's while the last is on its way. Whole
+/// windows of two streams at once would arrive together, and leave the disk idle while the reader copies both.
+const READ_MAX: usize = 256;
+
 /// What is to be read.
 pub(super) struct Fetch {
     /// Pages, up to the file's end.
@@ -131,7 +136,7 @@ impl Cached {
             }
             let end = file.index.next_present(at, window.end - at);
             let end = if at < stored { end.min(stored) } else { end };
-            let n = left.min((end - at) as usize);
+            let n = left.min((end - at) as usize).min(READ_MAX);
             let run = numbers.split_off(numbers.len() - n);
             left -= n;
             for (at, &number) in (at..).zip(&run) {

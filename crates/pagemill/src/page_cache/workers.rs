@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 
 /// The number of threads unless the program says otherwise.
-pub(super) const THREADS: usize = 2;
+pub(super) const THREADS: usize = 3;
 
 /// What goes first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
