@@ -203,7 +203,7 @@ fn the_holes_of_a_window_are_one_request_and_one_read_a_run() {
     // Without one: a bulk request, for pages that are no neighbours.
     let mut taken: Vec<_> = (0..512).map(|_| Some(allocator.alloc_page(Gfp::NOWAIT).unwrap())).collect();
     for page in &mut taken {
-        let is_even = page.as_ref().is_some_and(|page| page.addr() / PAGE % 2 == 0);
+        let is_even = page.as_ref().is_some_and(|page| (page.addr() / PAGE).is_multiple_of(2));
         if is_even {
             *page = None;
         }
