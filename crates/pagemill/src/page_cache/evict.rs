@@ -22,7 +22,7 @@
 //! I1: a frame is in one queue at most, and the links of a queue lead from its oldest frame to its newest and back.
 //! I2: the lengths of the queues add up to the number of frames that have a queue. I3: the share of `Small` lies between
 //! [`Queues::share_bounds`]. I4: a call of `evict` looks at a page [`ROUNDS`] times on average at most, and at a page that
-//! stays busy once. [`Queues::validate`] checks the first three.
+//! stays busy once. `Queues::validate` checks the first three.
 //!
 //! Memory: 12 bytes for each frame up to the highest one seen, 8 for each page of capacity (the ghosts).
 
