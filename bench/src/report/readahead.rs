@@ -98,7 +98,7 @@ fn cold(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     let (mib, passes) = (of_part.first().map_or(0, |r| r.n >> 8), of_part.first().map_or(0, |r| r.runs));
     let best = best_direct(records);
     writeln!(out, "\nreadahead, cold: {mib} MiB of a file read in sequence, 128 KiB a call, none of it")?;
-    writeln!(out, "cached; MiB/s, medians of {passes} passes, slowest, fastest; fetched: pages / asked for")?;
+    writeln!(out, "cached; MiB/s, medians of {passes} passes, slowest, fastest; fetched: pages / asked")?;
     let mut table = plain(&["impl", "MiB/s", "min", "max", "/ direct", "fetched", "hits %", "MiB"]);
     for record in of_part {
         let ratio = best.map(|best| best.total.median / record.total.median);
@@ -283,7 +283,7 @@ mod tests {
             records.extend(["cache-begins", IDEAL].map(|name| record(bench, name, Kind::Ours, 65_536, 800.0)));
         }
         let lines = lines(&records);
-        assert_eq!(words(&lines, "every 16th cache "), "16th cache 4883 2441 9766 1.00 1.50 99.9 65536");
+        assert_eq!(words(&lines, "every 16th"), "16th cache 4883 2441 9766 1.00 1.50 99.9 65536");
         assert_eq!(words(&lines, "cache-begins"), "4883 2441 9766 1.00 - 256");
     }
 }

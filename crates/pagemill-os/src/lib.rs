@@ -40,6 +40,7 @@ mod sleep;
 mod thread;
 mod touch;
 mod words;
+pub mod zero_copy;
 
 pub use batch::{Batch, Frames, Load, as_pfns};
 pub use cells::{bytes_differ, set_bytes};

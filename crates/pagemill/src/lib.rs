@@ -184,8 +184,8 @@ pub use misuse::{foreign_frees, on_misuse};
 #[cfg(feature = "object_store")]
 pub use page_cache::ObjectBacking;
 pub use page_cache::{
-    Advice, Backing, CachedFile, FileBacking, FileOptions, Lent, PageCache, PageCacheBuilder, PageCacheInfo,
-    PageCacheStats, ReadTransfer, ReadaheadDecision, WriteTransfer, page_caches,
+    Advice, Backing, CachedFile, FileBacking, FileOptions, Lent, LentSender, PageCache, PageCacheBuilder,
+    PageCacheInfo, PageCacheStats, ReadTransfer, ReadaheadDecision, WriteTransfer, page_caches,
 };
 pub use page_pool::{Ending, Frag, PagePool, PagePoolInfo, PagePoolStats, PoolPage, page_pools};
 pub use pagemill_core::{

@@ -200,7 +200,8 @@ impl PageCache {
         self.shared.stats()
     }
 
-    /// Changes the limit. Pages above it are evicted now, as far as they can be.
+    /// Changes the limit; the one that it was built with is the largest. Pages above it are evicted now, as far as they can
+    /// be.
     ///
     /// ```
     /// # use pagemill::{Allocator, PageCache, PageCount};

@@ -6,7 +6,7 @@
 //! cached is zeros, and nothing is read. A write lengthens `size`, its write-back `stored`.
 //!
 //! # Locks, in their order
-//! `resizing` (shared by writes and by whoever begins a write-back; alone for a change of the length), then the index,
+//! `syncing` or `appending`, then `resizing` (shared by writes and by whoever begins a write-back; alone for a change of the length), then the index,
 //! then the lock of the cache's queues. None of them is held while a backing is called, but for `resizing`.
 use super::backing::Io;
 use super::index::{Index, Nodes};
@@ -36,6 +36,8 @@ pub(super) struct Mapping {
     pub(super) resizing: RwLock<()>,
     /// Held by the thread whose turn it is to append.
     pub(super) appending: Mutex<()>,
+    /// Held by the thread whose turn it is to flush.
+    pub(super) syncing: Mutex<()>,
     /// Pages that are to be written.
     pub(super) dirty: AtomicUsize,
     /// The number of openers.
@@ -76,6 +78,7 @@ impl Mapping {
             stored: AtomicU64::new(len),
             resizing: RwLock::new(()),
             appending: Mutex::new(()),
+            syncing: Mutex::new(()),
             dirty: AtomicUsize::new(0),
             openers: AtomicUsize::new(0),
             writes: Mutex::default(),

@@ -35,6 +35,7 @@ mod object;
 mod read;
 mod readahead;
 mod resize;
+mod send;
 mod shared;
 mod stats;
 #[cfg(all(test, not(shuttle)))]
@@ -54,5 +55,6 @@ pub use file_backing::{FileBacking, FileOptions};
 pub use lend::Lent;
 #[cfg(feature = "object_store")]
 pub use object::ObjectBacking;
+pub use send::LentSender;
 pub use stats::PageCacheStats;
 pub use trace::ReadaheadDecision;

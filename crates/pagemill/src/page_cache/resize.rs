@@ -57,16 +57,14 @@ impl Cached {
         });
         self.shared.retire(&over);
         let kept = (len % PAGE_SIZE as u64) as usize;
-        match self.locked(len / PAGE_SIZE as u64) {
-            Some(page) if kept > 0 => {
-                let zeros = Patch { page: len / PAGE_SIZE as u64, start: kept, bytes: &[0; PAGE_SIZE][kept..] };
-                self.overwrite(page, &zeros, false, spare)
-            }
-            _ => {
-                self.shared.give_room_back(usize::from(spare.is_some()));
-                Ok(())
-            }
+        if kept > 0
+            && let Some(page) = self.locked(len / PAGE_SIZE as u64)
+        {
+            let zeros = Patch { page: len / PAGE_SIZE as u64, start: kept, bytes: &[0; PAGE_SIZE][kept..] };
+            return self.overwrite(page, &zeros, false, spare);
         }
+        self.shared.give_room_back(usize::from(spare.is_some()));
+        Ok(())
     }
 
     /// Lets pages go that are clean and that nobody has. Returns how many of the range stay.

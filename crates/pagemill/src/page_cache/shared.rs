@@ -39,6 +39,7 @@ pub(super) struct Shared {
     files: Mutex<Files>,
     /// Pages that it may have.
     pub(super) limit: AtomicUsize,
+    limit_max: usize,
     /// Pages that it has or is about to get.
     pub(super) pages: AtomicUsize,
     /// Pages that are to be written.
@@ -91,6 +92,7 @@ impl Shared {
             queues: Mutex::new(Queues::new(u32::try_from(limit).unwrap_or(u32::MAX))),
             files: Mutex::default(),
             limit: AtomicUsize::new(limit),
+            limit_max: limit,
             pages: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
             dirty_max: dirty,
@@ -126,7 +128,9 @@ impl Shared {
         }
     }
 
+    /// Sets the limit: no more than there are folios for.
     pub(super) fn set_limit(&self, pages: usize) {
+        let pages = pages.min(self.limit_max);
         self.limit.store(pages, Relaxed);
         self.queues().set_capacity(u32::try_from(pages).unwrap_or(u32::MAX));
         self.evict(self.pages.load(Relaxed).saturating_sub(pages), true);
@@ -241,12 +245,15 @@ impl Shared {
         }
         queues.insert(&pages);
     }
-    /// Puts the copy of a page in its place in the queues. The caller has both pinned.
+    /// Puts the copy of a page in its place in the queues, or at the end if the old page is about to be put there. The
+    /// caller has both pinned.
     pub(super) fn enqueue_copy(&self, old: Number, new: Number) {
+        let copy = self.folios.get(new);
         let mut queues = self.queues();
-        if self.folios.get(old).clear(QUEUED).has(QUEUED) {
-            self.folios.get(new).set(QUEUED);
-            queues.replace(old.get(), new.get());
+        copy.set(QUEUED);
+        match self.folios.get(old).clear(QUEUED).has(QUEUED) {
+            true => _ = queues.replace(old.get(), new.get()),
+            false => queues.insert(&[(new.get(), key_of(copy.file(), copy.at()))]),
         }
     }
     /// Puts pages first in line for eviction.

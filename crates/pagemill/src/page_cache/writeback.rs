@@ -50,9 +50,12 @@ impl Cached {
             }
             let Some(length) = self.share_length(patience) else { break };
             let run = at..range.end.min(at + PAGES_MAX.min(most - begun) as u64);
+            // Counted without the lock of the index, which whoever waits for writes takes to look.
+            self.file.write_begins();
             let numbers = self.take_dirty(run, patience);
             let taken = numbers.len();
             if taken == 0 {
+                self.file.write_ends();
                 drop(length);
                 at += u64::from(!self.waited_for(at, patience));
                 continue;
@@ -106,9 +109,6 @@ impl Cached {
             numbers.push(number);
         }
         self.count_dirty(-(numbers.len() as isize));
-        if !numbers.is_empty() {
-            self.file.write_begins();
-        }
         numbers
     }
 
@@ -182,10 +182,15 @@ impl Cached {
     /// # Errors
     /// Those of any write-back since the opener was told last.
     pub(super) fn sync(&self, seen: &AtomicU64) -> io::Result<()> {
+        // One at a time: where a flush fails, the next one would succeed, and promise what the failed one has lost.
+        let _turn = self.file.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         // Pages that are appended from now on are not this call's.
         self.write_back(0..pages_for(self.file.len()), usize::MAX, Patience::All);
-        let unsynced = self.file.take_unsynced();
+        let mut unsynced = self.file.take_unsynced();
         if let Err(error) = self.file.io.sync() {
+            // The flush may have lost what was written beside it, too.
+            self.file.wait_for_writes();
+            unsynced.extend(self.file.take_unsynced());
             self.write_again(unsynced);
             self.file.write_failed(Arc::new(error));
         }
