@@ -197,14 +197,20 @@ impl Cached {
         let folio = |&number: &Number| self.shared.folios.get(number);
         let memory = pieces(run.numbers.iter().map(|number| folio(number).addr()));
         let (cached, at) = (self.clone(), run.at);
-        let done = Box::new(move |result| cached.read_ended(at, &run.numbers, result));
+        // What the backing has now: a write may lengthen it before the answer comes.
+        let stored = self.file.stored.load(Acquire);
+        self.shared.reads.begin();
+        let done = Box::new(move |result| {
+            cached.read_ended(at, &run.numbers, stored, result);
+            cached.shared.reads.end();
+        });
         // SAFETY: the folios are locked and not up to date, so nothing else touches their pages before `read_ended`
         // unlocks them (L5); each has the transfer's pin, so no page is freed before (L3).
         unsafe { ReadTransfer::new(byte_of(at), memory, done) }
     }
 
     /// Ends a read of neighbouring pages, with how many bytes came.
-    fn read_ended(&self, at: u64, numbers: &[Number], result: io::Result<usize>) {
+    fn read_ended(&self, at: u64, numbers: &[Number], stored: u64, result: io::Result<usize>) {
         let bytes = match result {
             Ok(bytes) => bytes,
             Err(error) => return self.read_failed(at, numbers, error),
@@ -217,7 +223,7 @@ impl Cached {
         }
         // Short: right only where the file ends. A page that is partly in the file ends with zeros.
         let end = byte_of(at) + bytes as u64;
-        if end < self.file.stored.load(Acquire).min(self.file.len()) {
+        if end < stored.min(self.file.stored.load(Acquire)).min(self.file.len()) {
             let error = io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 format!("the backing ends at byte {end}: it was cut by somebody else than this cache"),

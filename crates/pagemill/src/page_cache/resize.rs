@@ -23,10 +23,11 @@ impl Cached {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a file has at most 2^63 - 1 bytes"));
         }
         let file = &*self.file;
+        // If the last page is lent, its end becomes zeros in a copy. Before the length is locked, since room for it may
+        // come from write-back.
+        let spare = if len.is_multiple_of(PAGE_SIZE as u64) { None } else { Some(self.one_page()?) };
         let _length = file.resizing.write().unwrap_or_else(PoisonError::into_inner);
         let before = file.len();
-        // If the last page is lent, its end becomes zeros in a copy.
-        let spare = if len < before && !len.is_multiple_of(PAGE_SIZE as u64) { Some(self.one_page()?) } else { None };
         if len < before {
             // Release, here and below: as in `lengthen`.
             file.size.store(len, Release);
@@ -41,8 +42,9 @@ impl Cached {
         file.stored.store(len, Release);
         file.size.store(len, Release);
         if len < before {
-            self.cut(len, spare)?;
+            return self.cut(len, spare);
         }
+        self.shared.give_room_back(usize::from(spare.is_some()));
         Ok(())
     }
 
@@ -88,6 +90,18 @@ impl Cached {
         kept
     }
 
+    /// Takes a clean page off its file, so that it is read again. Whoever has it lent keeps it.
+    fn forget(&self, at: u64) {
+        let Some(page) = self.locked(at) else { return };
+        if !page.folio.state().has(DIRTY) {
+            let mut index = self.file.index.lock();
+            index.remove(at);
+            let is_over = self.detach(page.number);
+            debug_assert!(!is_over, "this thread has it pinned");
+        }
+        page.wake(page.folio.clear(LOCKED));
+    }
+
     /// Lets pages go, or puts them first in line for eviction where somebody has them, or they are to be written.
     pub(super) fn let_go(&self, pages: Range<u64>) {
         if self.invalidate(pages.clone()) == 0 {
@@ -126,20 +140,30 @@ impl Cached {
     /// Takes the backing's length again, where others than this cache change it. Returns the new length.
     pub(super) fn refresh(&self) -> io::Result<u64> {
         let file = &*self.file;
+        // The last page, as far as this cache has changed it; what others have appended to it is read again.
+        let last = file.len() / PAGE_SIZE as u64;
+        self.write_back(last..last + 1, 1, Patience::All);
+        let spare = self.one_page()?;
         let _length = file.resizing.write().unwrap_or_else(PoisonError::into_inner);
         file.wait_for_writes();
-        let len = file.io.len()?;
+        let len = match file.io.len() {
+            Ok(len) => len,
+            Err(error) => {
+                self.shared.give_room_back(1);
+                return Err(error);
+            }
+        };
         let stored = file.stored.swap(len, Release);
         if len < file.len() && file.len() <= stored {
             file.size.store(len, Release);
-            let spare = if len.is_multiple_of(PAGE_SIZE as u64) { None } else { Some(self.one_page()?) };
-            self.cut(len, spare)?;
-        } else if len > file.len() {
-            // The last page may have been read when it was the file's end.
-            let tail = stored / PAGE_SIZE as u64..stored / PAGE_SIZE as u64 + 1;
-            self.invalidate(tail);
+            self.cut(len, Some(spare))?;
+            return Ok(len);
+        }
+        if len > file.len() {
+            self.forget(stored / PAGE_SIZE as u64);
             file.size.store(len, Release);
         }
+        self.shared.give_room_back(1);
         Ok(len)
     }
 }

@@ -13,7 +13,7 @@ use super::mapping::Mapping;
 use super::readahead::Decision;
 use super::stats::{Counters, PageCacheStats, add};
 use super::trace::{ReadaheadDecision, Trace};
-use super::wait::Waits;
+use super::wait::{Reads, Waits};
 use super::workers::Workers;
 use crate::allocator::Allocator;
 use crate::background::Registered;
@@ -33,6 +33,7 @@ pub(super) struct Shared {
     pub(super) folios: Folios,
     pub(super) nodes: Arc<Nodes>,
     pub(super) waits: Waits,
+    pub(super) reads: Reads,
     pub(super) counters: Counters,
     pub(super) workers: Arc<Workers>,
     queues: Mutex<Queues>,
@@ -87,6 +88,7 @@ impl Shared {
             folios: Folios::new(capacity),
             nodes: Nodes::new(),
             waits: Waits::new(),
+            reads: Reads::default(),
             counters: Counters::new(),
             workers: Arc::new(Workers::new(threads)),
             queues: Mutex::new(Queues::new(u32::try_from(limit).unwrap_or(u32::MAX))),

@@ -4,8 +4,49 @@
 //! lock of its row, and looks again before it sleeps. Whoever makes the change that it waits for clears `WAITERS` by
 //! the same step or later, and if it was set wakes the row under the same lock. So no thread sleeps over its change.
 use super::folio::{Folio, Number, State, WAITERS};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, MutexGuard};
+use core::time::Duration;
 use std::sync::PoisonError;
+
+/// The reads of a cache that are under way. A thread that lacks room waits for the next one to end.
+#[derive(Default)]
+pub(super) struct Reads {
+    counts: Mutex<(u64, u64)>,
+    ended: Condvar,
+}
+
+impl Reads {
+    fn counts(&self) -> MutexGuard<'_, (u64, u64)> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub(super) fn begin(&self) {
+        self.counts().0 += 1;
+    }
+    pub(super) fn end(&self) {
+        self.counts().1 += 1;
+        self.ended.notify_all();
+    }
+    /// How many have ended.
+    pub(super) fn ended(&self) -> u64 {
+        self.counts().1
+    }
+    /// Sleeps until more than `before` have ended. Returns false at once if none is under way, or if none ends for so
+    /// long.
+    pub(super) fn wait_for_another(&self, before: u64, patience: Duration) -> bool {
+        let mut counts = self.counts();
+        while counts.1 == before {
+            if counts.0 == counts.1 {
+                return false;
+            }
+            let (back, over) = self.ended.wait_timeout(counts, patience).unwrap_or_else(PoisonError::into_inner);
+            counts = back;
+            if over.timed_out() && counts.1 == before {
+                return false;
+            }
+        }
+        true
+    }
+}
 
 /// Threads that wait for different folios seldom share a row.
 const ROWS: usize = 64;

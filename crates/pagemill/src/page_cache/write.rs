@@ -10,6 +10,7 @@ use super::index::{Mark, Writing};
 use super::mapping::{byte_of, pages_for};
 use super::shared::Pinned;
 use super::stats::add;
+use super::writeback::Patience;
 use crate::handle::Page;
 use crate::handle::sealed::Word;
 use crate::run::Run;
@@ -66,7 +67,7 @@ impl Cached {
 
     /// Writes some bytes, one page or a run of fresh pages.
     fn write_some(&self, from: &[u8], at: u64) -> io::Result<usize> {
-        let _length = self.file.resizing.read().unwrap_or_else(PoisonError::into_inner);
+        let _length = self.share_length(Patience::All);
         let patch = Patch::new(from, at);
         loop {
             if let Some(page) = self.locked(patch.page) {

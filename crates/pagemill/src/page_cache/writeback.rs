@@ -10,13 +10,15 @@ use super::backing::{WriteTransfer, is_writing};
 use super::cached::{Cached, no_memory, pieces};
 use super::folio::{ATTACHED, DIRTY, LOCKED, Number, PIN, State, UPTODATE, WRITEBACK};
 use super::index::Mark;
-use super::mapping::{again, byte_of, pages_for};
+use super::mapping::{Mapping, again, byte_of, pages_for};
 use super::shared::Shared;
 use super::stats::add;
 use super::workers::Urgency;
 use crate::sync::{AtomicU64, RwLockReadGuard};
+use core::cell::Cell;
 use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::time::Duration;
 use pagemill_core::PAGE_SIZE;
 use std::io;
 use std::sync::{Arc, PoisonError, TryLockError};
@@ -27,6 +29,8 @@ const PAGES_MAX: usize = 256;
 const PAGES_AT_ONCE: usize = 256;
 /// How often it does so before it gives up.
 const ROUNDS: usize = 8;
+/// A read that takes longer than this does not count as one that will end: a backing may have forgotten it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Who wants pages to be written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,6 +39,23 @@ pub(super) enum Patience {
     All,
     /// Some, to make room: waits for no lock.
     Some,
+}
+
+thread_local! {
+    /// The file whose length this thread keeps as it is.
+    static SHARED: Cell<*const Mapping> = const { Cell::new(core::ptr::null()) };
+}
+
+/// As long as this is there, the length of a file does not change but by writes.
+pub(super) struct LengthShared<'f> {
+    _guard: Option<RwLockReadGuard<'f, ()>>,
+    before: *const Mapping,
+}
+
+impl Drop for LengthShared<'_> {
+    fn drop(&mut self) {
+        SHARED.set(self.before);
+    }
 }
 
 impl Cached {
@@ -75,7 +96,16 @@ impl Cached {
     }
 
     /// Keeps the file's length as it is.
-    fn share_length(&self, patience: Patience) -> Option<RwLockReadGuard<'_, ()>> {
+    pub(super) fn share_length(&self, patience: Patience) -> Option<LengthShared<'_>> {
+        let file = core::ptr::from_ref(&*self.file);
+        let before = SHARED.get();
+        // A thread that shares it already does not ask again: it would wait behind one that waits to change the length.
+        let guard = if before == file { None } else { Some(self.lock_length(patience)?) };
+        SHARED.set(file);
+        Some(LengthShared { _guard: guard, before })
+    }
+
+    fn lock_length(&self, patience: Patience) -> Option<RwLockReadGuard<'_, ()>> {
         match self.file.resizing.try_read() {
             Ok(length) => Some(length),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -155,19 +185,21 @@ impl Cached {
             }
             Err(_) => add(&self.shared.counters.here().writes_failed, 1),
         }
+        // Before the marks go: whoever waits for them is told.
+        let is_failed = result.is_err();
+        if let Err(error) = result {
+            self.file.write_failed(Arc::new(error));
+        }
         let mut index = self.file.index.lock();
         for (at, &number) in pages.zip(numbers) {
             index.unmark(at, Mark::Writeback);
             let folio = self.shared.folios.get(number);
             // A copy that has taken its place is dirty itself.
-            if result.is_err() && folio.state().has(ATTACHED) {
+            if is_failed && folio.state().has(ATTACHED) {
                 self.make_dirty(&mut index, at, number);
             }
         }
         drop(index);
-        if let Err(error) = result {
-            self.file.write_failed(Arc::new(error));
-        }
         for &number in numbers {
             let folio = self.shared.folios.get(number);
             let before = folio.clear(WRITEBACK);
@@ -238,14 +270,19 @@ impl Cached {
     /// # Errors
     /// Pages that are lent, locked, or dirty and cannot be written fill the cache.
     pub(super) fn make_room_hard(&self, n: usize) -> io::Result<()> {
-        for round in 0..ROUNDS {
+        let mut round = 0;
+        while round < ROUNDS {
+            let ended = self.shared.reads.ended();
             if self.shared.make_room(n) == n {
                 return Ok(());
             }
-            if !is_writing() && write_back_files(&self.shared, PAGES_AT_ONCE) == 0 {
-                // Transfers that are under way let their pages go soon.
+            if !is_writing() && write_back_files(&self.shared, PAGES_AT_ONCE) > 0 {
+                round += 1;
+            } else if !self.shared.reads.wait_for_another(ended, PATIENCE) {
+                // No read is under way that would let its pages go.
                 self.file.wait_for_writes();
                 crate::sync::let_others_on(32 * round as u32);
+                round += 1;
             }
         }
         let limit = self.shared.limit.load(Relaxed);
