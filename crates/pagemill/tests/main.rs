@@ -62,7 +62,7 @@ cfg_if! {
         mod model_nodes;
         mod nodes;
         mod page_cache;
-        mod page_cache_model;
+        mod page_cache_contents;
         mod page_pool;
         mod placement;
         mod pooled;

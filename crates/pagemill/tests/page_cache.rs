@@ -1,4 +1,4 @@
-//! The page cache: readahead, write-back, eviction, lending (C8). `page_cache_model.rs` compares its bytes with a file's.
+//! The page cache: readahead, write-back, eviction, lending (C8). `page_cache_contents.rs` compares its bytes with a file's.
 use crate::common::{Asked, FakeBacking, Fault, Kept, Over, arena, close_all_back, in_child, until};
 use pagemill::{
     Advice, Allocator, Backing, CachedFile, FileBacking, Gfp, LentSender, Page, PageCache, PageCount, ReadTransfer,
