@@ -62,6 +62,7 @@ cfg_if! {
         mod model_nodes;
         mod nodes;
         mod page_cache;
+        mod page_cache_adversary;
         mod page_cache_contents;
         mod page_pool;
         mod placement;

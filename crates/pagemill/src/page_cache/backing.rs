@@ -513,28 +513,28 @@ transfer!(ReadTransfer, "read");
 transfer!(WriteTransfer, "written");
 
 thread_local! {
-    /// Whether this thread has called a backing to write.
-    static IS_WRITING: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread has called a backing.
+    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a backing that is called to write asks for memory on this thread: it gets none by other writes, which might
-/// wait for this one.
-pub(super) fn is_writing() -> bool {
-    IS_WRITING.get()
+/// Whether this thread is inside a backing, which asks for memory. It gets none by writes: they might wait for the call, or
+/// for the thread.
+pub(super) fn is_in_backing() -> bool {
+    IS_INSIDE.get()
 }
 
-/// A call of a backing to write.
-struct Writing(bool);
+/// A call of a backing.
+struct Inside(bool);
 
-impl Writing {
+impl Inside {
     fn begin() -> Self {
-        Self(IS_WRITING.replace(true))
+        Self(IS_INSIDE.replace(true))
     }
 }
 
-impl Drop for Writing {
+impl Drop for Inside {
     fn drop(&mut self) {
-        IS_WRITING.set(self.0);
+        IS_INSIDE.set(self.0);
     }
 }
 
@@ -560,7 +560,7 @@ impl Io {
 
     /// Begins a write. Its `done` may be called before this returns.
     pub(super) fn write(self: &Arc<Self>, mut write: WriteTransfer, urgency: Urgency) {
-        let _writing = Writing::begin();
+        let _inside = Inside::begin();
         write.0.io = Some((self.clone(), urgency));
         // A panic drops the transfer, which then fails.
         if let Some(Some(back)) = survive(|| self.backing.start_write(write)) {
@@ -570,7 +570,7 @@ impl Io {
 
     /// Begins a write, or makes it on this thread if the backing does not begin it.
     pub(super) fn write_or_here(self: &Arc<Self>, mut write: WriteTransfer) {
-        let _writing = Writing::begin();
+        let _inside = Inside::begin();
         write.0.io = Some((self.clone(), Urgency::Ahead));
         // A panic drops the transfer, which then fails.
         if let Some(Some(back)) = survive(|| self.backing.start_write(write)) {
@@ -593,12 +593,14 @@ impl Io {
 
     /// Reads on this thread. Its `done` is called before this returns.
     pub(super) fn read_here(&self, mut read: ReadTransfer) {
+        let _inside = Inside::begin();
         let result = loop {
             if read.is_empty() {
                 break Ok(read.0.moved);
             }
             let at = read.at();
-            let mut slices = read.slices_up_to(self.backing.largest());
+            let Some(largest) = survive(|| self.backing.largest()) else { break Err(panicked()) };
+            let mut slices = read.slices_up_to(largest);
             let asked: usize = slices.iter().map(|slice| slice.len()).sum();
             let Some(answer) = survive(|| self.backing.read_vectored_at(&mut slices, at)) else {
                 break Err(panicked());
@@ -613,12 +615,13 @@ impl Io {
 
     /// Writes on this thread. Its `done` is called before this returns.
     pub(super) fn write_here(&self, mut write: WriteTransfer) {
-        let _writing = Writing::begin();
+        let _inside = Inside::begin();
         let result = loop {
             if write.is_empty() {
                 break Ok(write.0.moved);
             }
-            let slices = write.slices_up_to(self.backing.largest());
+            let Some(largest) = survive(|| self.backing.largest()) else { break Err(panicked()) };
+            let slices = write.slices_up_to(largest);
             let asked: usize = slices.iter().map(|slice| slice.len()).sum();
             let Some(answer) = survive(|| self.backing.write_vectored_at(&slices, write.at())) else {
                 break Err(panicked());

@@ -1,5 +1,5 @@
 //! The cache itself: its builder, its shrinkers, its figures.
-use super::backing::{Backing, Io, is_writing};
+use super::backing::{Backing, Io, is_in_backing};
 use super::cached::Cached;
 use super::file::CachedFile;
 use super::mapping::Mapping;
@@ -26,7 +26,7 @@ use std::sync::{Arc, PoisonError, Weak};
 ///
 /// Its pages come from an allocator. It registers shrinkers with it: one that evicts clean pages, and one that writes
 /// dirty ones first, which requests with `NOIO` or `NOFS` do not call (C8.4). A backing that allocates pages for its own
-/// writes asks with `NOIO`.
+/// reads and writes asks with `NOIO`.
 ///
 /// Clones are handles of one cache, which ends with the last handle, the last file and the last [`Lent`](super::Lent). A
 /// forked child must not use it: transfers that were under way at the fork never end there.
@@ -78,7 +78,7 @@ pub struct PageCacheBuilder {
 const WINDOW: usize = 1024;
 
 impl PageCacheBuilder {
-    /// The most pages that it has at a time; by default as many as its allocator has. Pages that are lent count too.
+    /// The most pages that it has at a time; by default, and at most, as many as its allocator has. Pages that are lent count too.
     pub fn limit(self, pages: PageCount) -> Self {
         Self { limit: Some(pages.get()), ..self }
     }
@@ -139,7 +139,8 @@ impl PageCacheBuilder {
     /// Makes the cache.
     pub fn build(self) -> PageCache {
         let Self { allocator, limit, dirty, window, threads, is_wiped, name, trace } = self;
-        let limit = limit.unwrap_or_else(|| allocator.zoneinfo().iter().map(|zone| zone.managed as usize).sum()).max(1);
+        let managed = allocator.managed_pages().get();
+        let limit = limit.unwrap_or(managed).min(managed).max(1);
         let sizes = Sizes {
             limit,
             dirty: dirty.unwrap_or(limit / 5),
@@ -273,8 +274,8 @@ struct Dirty(Weak<Shared>);
 impl Shrinker for Dirty {
     fn shrink(&self, wanted: Shrink) -> usize {
         let Some(shared) = usable(&self.0) else { return 0 };
-        // A backing that needs memory in order to write does not get it by writing.
-        if is_writing() || shared.dirty.load(Relaxed) == 0 {
+        // A backing that needs memory does not get it by writes.
+        if is_in_backing() || shared.dirty.load(Relaxed) == 0 {
             return 0;
         }
         write_back_files(&shared, wanted.pages);

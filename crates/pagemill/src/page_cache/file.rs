@@ -226,7 +226,8 @@ impl CachedFile {
         self.cached.lend(&self.reader, at, len)
     }
 
-    /// Writes what is dirty, and tells the errors that dropping it would not tell. It does not make data durable.
+    /// Ends this opener. The last one writes what is dirty, and this tells the errors that dropping it would not tell. It does
+    /// not make data durable.
     ///
     /// # Errors
     /// Those of write-back that this opener was not told. If it is the last opener, pages that could not be written are

@@ -274,7 +274,7 @@ impl Shared {
             let mut victims = [None; AT_ONCE];
             let most = (wanted - evicted).min(AT_ONCE);
             let mut found = 0;
-            let mut files = LastFile { shared: self, last: None };
+            let mut files = LastFiles { shared: self, looked_up: Vec::new() };
             let mut queues = match self.queues.try_lock() {
                 Ok(queues) => queues,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -304,7 +304,7 @@ impl Shared {
     }
 
     /// Looks at a candidate for eviction, under the lock of the queues, and takes it out of its file if it may go.
-    fn look(&self, number: Number, spare: u64, files: &mut LastFile<'_>) -> Look {
+    fn look(&self, number: Number, spare: u64, files: &mut LastFiles<'_>) -> Look {
         let folio = self.folios.get(number);
         let state = folio.state();
         if state.uses() > spare {
@@ -359,18 +359,19 @@ impl Shared {
     }
 }
 
-/// The file that was looked up last: neighbours in a queue are often of one file.
-struct LastFile<'s> {
+/// The files that were looked up, the last one last: neighbours in a queue are often of one file. They are kept until the
+/// lock of the queues is free: the last reference to a file drops its backing, which may have files of this cache.
+struct LastFiles<'s> {
     shared: &'s Shared,
-    last: Option<Arc<Mapping>>,
+    looked_up: Vec<Arc<Mapping>>,
 }
 
-impl LastFile<'_> {
+impl LastFiles<'_> {
     fn get(&mut self, number: u32) -> Option<&Mapping> {
-        if self.last.as_ref().is_none_or(|file| file.number != number) {
-            self.last = self.shared.file(number);
+        if self.looked_up.last().is_none_or(|file| file.number != number) {
+            self.looked_up.push(self.shared.file(number)?);
         }
-        self.last.as_deref()
+        self.looked_up.last().map(|file| &**file)
     }
 }
 

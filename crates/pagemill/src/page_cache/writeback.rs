@@ -6,7 +6,7 @@
 //!
 //! A page whose write fails stays dirty, and the error goes to each opener's next `sync`. If the backing fails to make
 //! durable what it was given, everything that was written since the last time is dirty again: nobody knows what it has.
-use super::backing::{WriteTransfer, is_writing};
+use super::backing::{WriteTransfer, is_in_backing};
 use super::cached::{Cached, no_memory, pieces};
 use super::folio::{ATTACHED, DIRTY, LOCKED, Number, PIN, State, UPTODATE, WRITEBACK};
 use super::index::Mark;
@@ -256,7 +256,7 @@ impl Cached {
     /// be faster than the backing for long.
     pub(super) fn throttle(&self) {
         let is_too_much = || self.shared.dirty.load(Relaxed) > self.shared.dirty_max;
-        if is_too_much() && !is_writing() {
+        if is_too_much() && !is_in_backing() {
             let wanted = PAGES_AT_ONCE.max(self.shared.dirty_max / 8);
             let written = self.write_back(0..u64::MAX, wanted, Patience::Some);
             if written < wanted && is_too_much() {
@@ -276,7 +276,7 @@ impl Cached {
             if self.shared.make_room(n) == n {
                 return Ok(());
             }
-            if !is_writing() && write_back_files(&self.shared, PAGES_AT_ONCE) > 0 {
+            if !is_in_backing() && write_back_files(&self.shared, PAGES_AT_ONCE) > 0 {
                 round += 1;
             } else if !self.shared.reads.wait_for_another(ended, PATIENCE) {
                 // No read is under way that would let its pages go.
