@@ -10,12 +10,14 @@ use std::os::fd::BorrowedFd;
 /// The flag with which a file is opened past the system's cache.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::unix::fs::OpenOptionsExt;
 /// let path = std::env::current_exe()?;
 /// let opened = std::fs::OpenOptions::new().read(true).custom_flags(pagemill_os::file::O_DIRECT).open(path);
 /// if let Err(refused) = opened {
 ///     assert_eq!(refused.raw_os_error(), Some(pagemill_os::Errno::EINVAL.0), "a file system without O_DIRECT");
 /// }
+/// # }
 /// # std::io::Result::Ok(())
 /// ```
 pub const O_DIRECT: i32 = libc::O_DIRECT;
@@ -29,11 +31,13 @@ pub const SLICES_MAX: usize = 1024;
 /// The system's.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::{io::IoSliceMut, os::fd::AsFd};
 /// let file = std::fs::File::open(std::env::current_exe()?)?;
 /// let mut bytes = [0; 3];
 /// let read = pagemill_os::file::read_at(file.as_fd(), &mut [IoSliceMut::new(&mut bytes)], 1);
 /// assert_eq!((read, &bytes), (Ok(3), b"ELF"));
+/// # }
 /// # std::io::Result::Ok(())
 /// ```
 pub fn read_at(file: BorrowedFd<'_>, into: &mut [IoSliceMut<'_>], at: u64) -> Result<usize, Errno> {
@@ -46,9 +50,11 @@ pub fn read_at(file: BorrowedFd<'_>, into: &mut [IoSliceMut<'_>], at: u64) -> Re
 /// The system's.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::{io::IoSlice, os::fd::AsFd};
 /// let file = std::fs::File::options().write(true).open("/dev/null")?;
 /// assert_eq!(pagemill_os::file::write_at(file.as_fd(), &[IoSlice::new(b"some"), IoSlice::new(b"bytes")], 4096), Ok(9));
+/// # }
 /// # std::io::Result::Ok(())
 /// ```
 pub fn write_at(file: BorrowedFd<'_>, from: &[IoSlice<'_>], at: u64) -> Result<usize, Errno> {
@@ -58,12 +64,14 @@ pub fn write_at(file: BorrowedFd<'_>, from: &[IoSlice<'_>], at: u64) -> Result<u
 /// What `O_DIRECT` asks of a file's requests.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let file = std::fs::File::open(std::env::current_exe()?)?;
 /// // None before Linux 6.1, or if the file system does not say.
 /// if let Some(align) = pagemill_os::file::direct_align(file.as_fd()) {
 ///     assert!(align.memory.is_power_of_two() && align.offset.is_power_of_two());
 /// }
+/// # }
 /// # std::io::Result::Ok(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,10 +93,12 @@ pub fn direct_align(file: BorrowedFd<'_>) -> Option<DirectAlign> {
 /// How a file was opened.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let file = std::fs::File::open("/dev/null")?;
 /// let opened = pagemill_os::file::opened(file.as_fd()).unwrap();
 /// assert!(opened.is_readable && !opened.is_writable && !opened.is_appending && !opened.is_direct);
+/// # }
 /// # std::io::Result::Ok(())
 /// ```
 #[expect(clippy::struct_excessive_bools, reason = "four flags of open(2)")]

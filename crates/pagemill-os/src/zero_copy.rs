@@ -22,9 +22,11 @@ const COPIED: u8 = 1;
 /// The system's: `EOPNOTSUPP` if sockets of this kind cannot.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let socket = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// pagemill_os::zero_copy::permit(socket.as_fd()).unwrap();
+/// # }
 /// # std::io::Result::Ok(())
 /// ```
 pub fn permit(socket: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -69,9 +71,11 @@ pub struct Completed {
 /// The system's.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::os::fd::AsFd;
 /// let socket = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// assert_eq!(pagemill_os::zero_copy::completed(socket.as_fd()), Ok(None)); // nothing was sent
+/// # }
 /// # std::io::Result::Ok(())
 /// ```
 pub fn completed(socket: BorrowedFd<'_>) -> Result<Option<Completed>, Errno> {
@@ -122,9 +126,11 @@ pub fn completed(socket: BorrowedFd<'_>) -> Result<Option<Completed>, Errno> {
 /// The system's.
 ///
 /// ```
+/// # #[cfg(not(miri))] {
 /// use std::{os::fd::AsFd, time::Duration};
 /// let socket = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// pagemill_os::zero_copy::wait(socket.as_fd(), Some(Duration::ZERO)).unwrap();
+/// # }
 /// # std::io::Result::Ok(())
 /// ```
 pub fn wait(socket: BorrowedFd<'_>, time: Option<Duration>) -> Result<(), Errno> {

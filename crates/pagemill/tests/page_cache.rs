@@ -455,6 +455,45 @@ fn a_cut_while_pages_are_read_shows_no_old_bytes() {
 }
 
 #[test]
+fn cuts_beside_readers_and_write_back_show_no_old_bytes() {
+    const PAGES: usize = 12;
+    let (allocator, cache) = cache(64);
+    let (backing, file) = file(&cache, PAGES);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _over = Over(&is_over);
+        for thread in 0..2 {
+            let (file, is_over, cache) = (file.reopen(), &is_over, &cache);
+            scope.spawn(move || {
+                let mut page = thread;
+                while !is_over.load(SeqCst) {
+                    page = (page + 5) % PAGES;
+                    _ = file.read_at(&mut [0; 3 * PAGE], (page * PAGE) as u64).unwrap();
+                    match page {
+                        0 => _ = cache.evict(PageCount::new(64)),
+                        1 => _ = cache.write_back(PageCount::new(64)),
+                        _ => {}
+                    }
+                }
+            });
+        }
+        let mut read = vec![0xee; PAGES * PAGE];
+        for turn in 0..1500 {
+            file.write_at(&vec![0xaa; PAGES * PAGE], 0).unwrap();
+            let cut = turn * 37 % (3 * PAGE);
+            file.set_len(cut as u64).unwrap();
+            file.set_len((PAGES * PAGE) as u64).unwrap();
+            file.read_exact_at(&mut read, 0).unwrap();
+            assert!(read[..cut].iter().all(|&byte| byte == 0xaa), "turn {turn}, before the cut");
+            assert!(read[cut..].iter().all(|&byte| byte == 0), "turn {turn}, behind the cut");
+            backing.take_asked();
+        }
+    });
+    file.close().unwrap();
+    end(allocator, cache);
+}
+
+#[test]
 fn a_backing_that_was_cut_by_others_is_an_error_and_refresh_takes_its_length() {
     let (allocator, cache) = cache(64);
     let (backing, file) = file(&cache, 8);
@@ -518,20 +557,34 @@ fn hints_are_followed() {
 fn records_that_are_appended_by_threads_stay_whole() {
     let (allocator, cache) = cache(256);
     let (backing, file) = file(&cache, 0);
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for thread in 0..4_u8 {
-            let file = file.reopen();
-            scope.spawn(move || {
-                for _ in 0..100 {
-                    let at = file.append(&[thread + 1; 1000]).unwrap();
-                    assert_eq!(at % 1000, 0);
-                }
-            });
-        }
+        let _over = Over(&is_over);
+        // Pages are written and evicted meanwhile, the last one of the file, too.
+        let syncer = file.reopen();
+        let (is_over, cache) = (&is_over, &cache);
+        scope.spawn(move || {
+            while !is_over.load(SeqCst) {
+                syncer.sync().unwrap();
+                cache.evict(PageCount::new(256));
+            }
+        });
+        let threads: Vec<_> = (0..4_u8)
+            .map(|thread| {
+                let file = file.reopen();
+                scope.spawn(move || {
+                    for _ in 0..1000 {
+                        let at = file.append(&[thread + 1; 1000]).unwrap();
+                        assert_eq!(at % 1000, 0);
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     file.close().unwrap();
     let written = backing.bytes();
-    assert_eq!(written.len(), 400_000);
+    assert_eq!(written.len(), 4_000_000);
     assert!(written.chunks(1000).all(|record| record.iter().all(|&byte| byte == record[0] && byte > 0)));
     end(allocator, cache);
 }

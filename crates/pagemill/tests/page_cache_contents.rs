@@ -273,6 +273,14 @@ fn threads_find_what_they_wrote() {
                             read.iter().all(|&byte| byte == stamps[page]),
                             "page {page} of thread {thread}, turn {turn}"
                         );
+                        if rng.below(4) == 0 {
+                            // What others write to the page is there whole, or not.
+                            let mut read = [0xee; PAGE];
+                            file.read_exact_at(&mut read, (page * PAGE) as u64).unwrap();
+                            for own in read.chunks(OWN) {
+                                assert!(own.iter().all(|byte| *byte == own[0]), "page {page}, turn {turn}: torn");
+                            }
+                        }
                         if rng.below(8) == 0 {
                             let pages = file.lend(at, OWN).unwrap();
                             assert!(pages.slices().concat().iter().all(|&byte| byte == stamps[page]), "lent");
