@@ -90,21 +90,28 @@ impl Cached {
             self.shared.enqueue(self.file.number, pages);
         }
         self.start(begun, fetch);
+        self.shared.reads.end();
         Ok(Fetched { covered, awaited })
     }
 
-    /// Pages for some of these holes: as many as there is memory for, and one at least if a reader waits for it.
+    /// Pages for some of these holes: as many as there is memory for, and one at least if a reader waits for it. Unless it
+    /// fails, they count as a read under way, which the caller ends.
     fn memory_for(&self, holes: usize, is_awaited: bool, runs: &mut Vec<Run<Page>>) -> io::Result<usize> {
+        self.shared.reads.begin();
         let granted = self.shared.make_room(holes);
         let got = if granted > 0 { self.shared.pages_for(granted, runs) } else { 0 };
         self.shared.give_room_back(granted - got);
         if got > 0 || !is_awaited {
             return Ok(got);
         }
-        // This one may reclaim and wait, and has dirty pages written to make room.
+        // This one may reclaim and wait, and has dirty pages written to make room. It does not wait for itself.
+        self.shared.reads.end();
         self.make_room_hard(1)?;
         match self.shared.page() {
-            Ok(page) => runs.push(Run::of_page(page.into_word())),
+            Ok(page) => {
+                self.shared.reads.begin();
+                runs.push(Run::of_page(page.into_word()));
+            }
             Err(error) => {
                 self.shared.give_room_back(1);
                 return Err(no_memory(error));

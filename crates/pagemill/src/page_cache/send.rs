@@ -6,7 +6,7 @@ use pagemill_os::{Errno, zero_copy};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Sends lent pages on a socket without a copy (`MSG_ZEROCOPY`): TCP or UDP, since Linux 4.14.
 ///
@@ -155,10 +155,15 @@ impl<S: AsFd> LentSender<S> {
     }
 }
 
+/// What sockets had as their senders were dropped: lent for good, since the kernel may still send from it.
+static KEPT: Mutex<Vec<Arc<Lent>>> = Mutex::new(Vec::new());
+
 impl<S: AsFd> Drop for LentSender<S> {
     fn drop(&mut self) {
-        // The kernel may still send from them.
-        mem::forget(mem::take(&mut self.in_flight));
+        if !self.in_flight.is_empty() {
+            let kept = mem::take(&mut self.in_flight).into_iter().map(|(_, lent)| lent);
+            KEPT.lock().unwrap_or_else(PoisonError::into_inner).extend(kept);
+        }
     }
 }
 

@@ -8,7 +8,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 use core::time::Duration;
 use std::sync::PoisonError;
 
-/// The reads of a cache that are under way. A thread that lacks room waits for the next one to end.
+/// The reads of a cache that are under way, and threads that have taken room for pages and not put them into their places
+/// yet. A thread that lacks room waits for the next one to end.
 #[derive(Default)]
 pub(super) struct Reads {
     counts: Mutex<(u64, u64)>,

@@ -205,6 +205,9 @@ impl Cached {
         let free = self.file.index.next_present(first, most as u64) - first;
         let mut runs = Vec::new();
         let n = self.pages_to_write(free as usize, &mut runs)?;
+        if n == 0 {
+            return Ok(0);
+        }
         let mut pages: Vec<Page> = runs.into_iter().flat_map(Run::into_pages).collect();
         let (mut bytes, mut ends) = (0, [0; AT_ONCE]);
         for (page, end) in pages.iter_mut().zip(&mut ends) {
@@ -244,20 +247,24 @@ impl Cached {
         for &number in &numbers {
             self.shared.unpin(number, self.shared.folios.get(number), 1);
         }
+        self.shared.reads.end();
         add(&self.shared.counters.here().misses, placed);
         Ok(placed.checked_sub(1).map_or(0, |last| ends[last]))
     }
 
-    /// Pages for a writer: up to `n`, at least one.
+    /// Pages for a writer: up to `n`, at least one of some. They count as a read under way, which the caller ends.
     fn pages_to_write(&self, n: usize, runs: &mut Vec<Run<Page>>) -> io::Result<usize> {
         if n == 0 {
             return Ok(0);
         }
+        self.shared.reads.begin();
         let granted = self.shared.make_room(n);
         let got = if granted > 0 { self.shared.pages_for(granted, runs) } else { 0 };
         self.shared.give_room_back(granted - got);
         if got == 0 {
+            self.shared.reads.end();
             runs.push(Run::of_page(self.one_page()?.into_word()));
+            self.shared.reads.begin();
         }
         Ok(got.max(1))
     }

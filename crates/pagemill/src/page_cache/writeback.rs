@@ -29,6 +29,8 @@ const PAGES_MAX: usize = 256;
 const PAGES_AT_ONCE: usize = 256;
 /// How often it does so before it gives up.
 const ROUNDS: usize = 8;
+/// How often it looks again where nothing is under way: pages that others are just reading are soon free.
+const LOOKS: u32 = 200;
 /// A read that takes longer than this does not count as one that will end: a backing may have forgotten it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -270,19 +272,19 @@ impl Cached {
     /// # Errors
     /// Pages that are lent, locked, or dirty and cannot be written fill the cache.
     pub(super) fn make_room_hard(&self, n: usize) -> io::Result<()> {
-        let mut round = 0;
-        while round < ROUNDS {
+        let (mut rounds, mut looks) = (0, 0);
+        while rounds < ROUNDS && looks < LOOKS {
             let ended = self.shared.reads.ended();
             if self.shared.make_room(n) == n {
                 return Ok(());
             }
             if !is_in_backing() && write_back_files(&self.shared, PAGES_AT_ONCE) > 0 {
-                round += 1;
-            } else if !self.shared.reads.wait_for_another(ended, PATIENCE) {
-                // No read is under way that would let its pages go.
+                rounds += 1;
+            } else if is_in_backing() || !self.shared.reads.wait_for_another(ended, PATIENCE) {
+                // No read is under way that would let its pages go, but maybe the one that this thread makes.
                 self.file.wait_for_writes();
-                crate::sync::let_others_on(32 * round as u32);
-                round += 1;
+                crate::sync::let_others_on(looks);
+                looks += 1;
             }
         }
         let limit = self.shared.limit.load(Relaxed);
