@@ -254,21 +254,21 @@ impl ObjectStore for HttpStore {
         tokio::task::spawn_blocking(move || ask(addr, &path, &options)).await.unwrap()
     }
     async fn put_opts(&self, _: &Path, _: PutPayload, _: PutOptions) -> Result<PutResult> {
-        unimplemented!()
+        unreachable!("a backing only asks for objects")
     }
     async fn put_multipart_opts(&self, _: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        unimplemented!()
+        unreachable!("a backing only asks for objects")
     }
     fn delete_stream(&self, _: Listed<Path>) -> Listed<Path> {
-        unimplemented!()
+        unreachable!("a backing only asks for objects")
     }
     fn list(&self, _: Option<&Path>) -> Listed<ObjectMeta> {
-        unimplemented!()
+        unreachable!("a backing only asks for objects")
     }
     async fn list_with_delimiter(&self, _: Option<&Path>) -> Result<ListResult> {
-        unimplemented!()
+        unreachable!("a backing only asks for objects")
     }
     async fn copy_opts(&self, _: &Path, _: &Path, _: CopyOptions) -> Result<()> {
-        unimplemented!()
+        unreachable!("a backing only asks for objects")
     }
 }
