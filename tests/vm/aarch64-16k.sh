@@ -3,7 +3,7 @@
 # tier: long
 # minutes: 120
 # kernel-package: linux-image-6.12-arm64-16k
-# machine: -smp 2 -m 2048
+# machine: -smp 2 -m 3072
 # tests: pagemill-core.unit pagemill-core pagemill-os.unit pagemill-os pagemill.unit pagemill
 # crate: pagemill-cli
 # A tenth of what the models try elsewhere: what differs here is what the system is told.

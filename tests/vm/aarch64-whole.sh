@@ -2,7 +2,7 @@
 # arch: aarch64
 # tier: long
 # minutes: 120
-# machine: -smp 2 -m 2048
+# machine: -smp 2 -m 3072
 # tests: pagemill-core.unit pagemill-core pagemill-os.unit pagemill-os pagemill.unit pagemill
 # crate: pagemill-cli
 echo 16 > /proc/sys/vm/nr_hugepages

@@ -1,7 +1,7 @@
 # What matters on aarch64, whose memory model and restartable sequences are others than those of x86-64: the tests of lists,
 # drains, signals, forks and races, and stress on both backends. All tests are in aarch64-whole.
 # arch: aarch64
-# machine: -smp 2 -m 2048
+# machine: -smp 2 -m 3072
 # tests: pagemill-os.unit pagemill-os pagemill.unit pagemill
 # crate: pagemill-cli
 echo 16 > /proc/sys/vm/nr_hugepages
