@@ -107,9 +107,9 @@ fn cold(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     }
     align(&mut table, 1);
     writeln!(out, "{}", table.trim_fmt())?;
-    let note = "/ direct: the better of direct-1m and direct-1m-2. cache: over O_DIRECT, as large as the file, in memory that \
-                it used before. -ring: by an io_uring. -evicts: an eighth of the file. -huge: 2 MiB pages. -fresh: memory \
-                never used before. -buffered: through the system's cache, which is cold too. direct: O_DIRECT, with the \
+    let note = "/ direct: the best of direct-1m…. cache: over O_DIRECT, as large as the file, in memory as an allocator has it by \
+                default, that it used before. -ring: by an io_uring. -evicts: an eighth of the file. -4k: no 2 MiB pages. \
+                -fresh: memory never used before. -buffered: through the system's cache, which is cold too. direct: O_DIRECT, with the \
                 size of a request and the number under way; -huge: into 2 MiB pages. read-128k: read(2). mmap: a word of each page is touched, and \
                 none copied";
     writeln!(out, "{}", wrap(note))

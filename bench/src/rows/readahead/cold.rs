@@ -136,11 +136,12 @@ pub(crate) struct Setup {
     pub(crate) has_own_handles: bool,
 }
 
-/// The usual one: past the system's cache, with memory that was used before, as large as the file.
+/// The usual one: past the system's cache, with memory as an allocator has it by default, that was used before, as large as
+/// the file.
 pub(crate) const USUAL: Setup = Setup {
     is_direct: true,
     has_ring: false,
-    is_huge: false,
+    is_huge: true,
     is_fresh: false,
     share: 1,
     window: None,
@@ -447,9 +448,9 @@ pub(crate) fn rows(pages: usize) -> Vec<WayRow> {
         ours("cache", USUAL),
         ours("cache-ring", Setup { has_ring: true, ..USUAL }),
         ours("cache-evicts", Setup { share: 8, ..USUAL }),
-        ours("cache-huge", Setup { is_huge: true, ..USUAL }),
+        ours("cache-4k", Setup { is_huge: false, ..USUAL }),
         ours("cache-fresh", Setup { is_fresh: true, ..USUAL }),
-        ours("cache-fresh-huge", Setup { is_fresh: true, is_huge: true, ..USUAL }),
+        ours("cache-fresh-4k", Setup { is_fresh: true, is_huge: false, ..USUAL }),
         ours("cache-buffered", Setup { is_direct: false, ..USUAL }),
         calls("direct-1m", true, 256, 1),
         ring("direct-1m-2", 2, 256),

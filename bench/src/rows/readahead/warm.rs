@@ -190,7 +190,7 @@ pub(crate) fn rows() -> Vec<WarmRow> {
         };
     vec![
         ours("cache", USUAL, Advice::Normal),
-        ours("cache-huge", Setup { is_huge: true, ..USUAL }, Advice::Normal),
+        ours("cache-4k", Setup { is_huge: false, ..USUAL }, Advice::Normal),
         Row::plain("read", Kind::Peer, |need: Need| {
             need.data.heat().map_err(failed)?;
             Ok(Box::new(OfSystem(need.data)) as Box<dyn Warm>)

@@ -24,10 +24,8 @@ pub(crate) const STEPS: usize = 6;
 /// The row of the cache that bars are for.
 pub(crate) const CACHE: &str = "cache";
 
-/// The rows that read past the system's cache by large requests.
-pub(crate) const DIRECT: [&str; 2] = ["direct-1m", "direct-1m-2"];
-/// The same into pages of 2 MiB.
-pub(crate) const DIRECT_HUGE: [&str; 2] = ["direct-1m-huge", "direct-1m-2-huge"];
+/// The rows that read past the system's cache by large requests; the last two, into pages of 2 MiB.
+pub(crate) const DIRECT: [&str; 4] = ["direct-1m", "direct-1m-2", "direct-1m-huge", "direct-1m-2-huge"];
 
 /// The sizes of a run.
 #[derive(Clone, Copy)]

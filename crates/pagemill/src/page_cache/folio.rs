@@ -20,7 +20,6 @@ use crate::handle::Page;
 use crate::handle::sealed::Word;
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex};
 use core::num::NonZeroU32;
-use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use pagemill_core::PAGE_SIZE;
 use std::sync::PoisonError;
@@ -231,10 +230,15 @@ pub(super) fn has_room_for_pins(state: State) -> bool {
 
 /// The folios of a cache. Its memory is committed as folios are used.
 pub(super) struct Folios {
-    folios: NonNull<Folio>,
+    table: Table,
     capacity: u32,
     free: Mutex<Free>,
 }
+
+#[cfg(not(any(loom, shuttle)))]
+type Table = pagemill_os::Mapping;
+#[cfg(any(loom, shuttle))]
+type Table = Box<[Folio]>;
 
 #[derive(Default)]
 struct Free {
@@ -244,20 +248,14 @@ struct Free {
     fresh: u32,
 }
 
-// SAFETY: the table is a slice of atomics, which the type owns.
-unsafe impl Send for Folios {}
-// SAFETY: as above.
-unsafe impl Sync for Folios {}
-
 impl Folios {
     pub(super) fn new(capacity: u32) -> Self {
-        let table = table(capacity as usize);
-        Self { folios: table, capacity, free: Mutex::default() }
+        Self { table: table(capacity as usize), capacity, free: Mutex::default() }
     }
 
     fn as_slice(&self) -> &[Folio] {
         // SAFETY: `table` made so many, and they live as long as this.
-        unsafe { core::slice::from_raw_parts(self.folios.as_ptr(), self.capacity as usize) }
+        unsafe { core::slice::from_raw_parts(self.table.as_ptr(), self.capacity as usize) }
     }
 
     /// The folio of a number that the index has named.
@@ -309,49 +307,29 @@ impl Folios {
     }
 }
 
-/// Zeroed memory is a table of free folios: the system commits it page by page, as it is used.
+/// Zeroed memory is a table of free folios: the system commits it as it is used.
 #[cfg(not(any(loom, shuttle)))]
-fn table(capacity: usize) -> NonNull<Folio> {
-    let layout = layout(capacity);
-    // SAFETY: the layout has a size above 0.
-    let table = unsafe { std::alloc::alloc_zeroed(layout) };
-    NonNull::new(table.cast()).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
-}
-#[cfg(not(any(loom, shuttle)))]
-fn layout(capacity: usize) -> std::alloc::Layout {
-    match std::alloc::Layout::array::<Folio>(capacity.max(1)) {
-        Ok(layout) => layout,
-        Err(_) => unreachable!("{capacity} is a u32"),
-    }
+fn table(capacity: usize) -> Table {
+    let bytes = capacity.max(1) * size_of::<Folio>();
+    Table::reserve(bytes, PAGE_SIZE).unwrap_or_else(|why| panic!("{bytes} bytes for a cache's folios: error {}", why.0))
 }
 
 /// The atomics of a model checker are not zeroes.
 #[cfg(any(loom, shuttle))]
-fn table(capacity: usize) -> NonNull<Folio> {
+fn table(capacity: usize) -> Table {
     let folio = |_| Folio {
         state: AtomicU64::new(0),
         at: AtomicU64::new(0),
         page: AtomicUsize::new(0),
         file: AtomicU32::new(0),
     };
-    let table: Box<[Folio]> = (0..capacity).map(folio).collect();
-    NonNull::from(Box::leak(table)).cast()
+    (0..capacity).map(folio).collect()
 }
 
 impl Drop for Folios {
     fn drop(&mut self) {
         let free = self.free.get_mut().unwrap_or_else(PoisonError::into_inner);
         debug_assert_eq!(free.numbers.len(), free.fresh as usize, "a folio is in use as its cache ends");
-        #[cfg(not(any(loom, shuttle)))]
-        // SAFETY: allocated by `table` with this layout; atomics need no drop.
-        unsafe {
-            std::alloc::dealloc(self.folios.as_ptr().cast(), layout(self.capacity as usize));
-        }
-        #[cfg(any(loom, shuttle))]
-        // SAFETY: leaked by `table`.
-        drop(unsafe {
-            Box::from_raw(core::ptr::slice_from_raw_parts_mut(self.folios.as_ptr(), self.capacity as usize))
-        });
     }
 }
 
