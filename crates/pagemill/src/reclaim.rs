@@ -10,6 +10,7 @@
 //! child can use them.
 use crate::process::Stamp;
 use crate::registry;
+use crate::sync::thread_local;
 use core::cell::Cell;
 use core::mem::ManuallyDrop;
 use core::ops::ControlFlow;
@@ -198,7 +199,7 @@ thread_local! {
 
 /// Whether this thread is reclaiming. A request of this thread whose flags reclaim is refused then.
 pub(crate) fn is_reclaiming() -> bool {
-    IS_RECLAIMING.get()
+    IS_RECLAIMING.with(Cell::get)
 }
 
 /// Shrinkers are asked for at least this many pages at once: a batch.
@@ -229,10 +230,10 @@ impl Reclaim {
         struct Over(bool);
         impl Drop for Over {
             fn drop(&mut self) {
-                IS_RECLAIMING.set(self.0);
+                IS_RECLAIMING.with(|is_reclaiming| is_reclaiming.set(self.0));
             }
         }
-        let _over = Over(IS_RECLAIMING.replace(true));
+        let _over = Over(IS_RECLAIMING.with(|is_reclaiming| is_reclaiming.replace(true)));
         let mut got = 0;
         for shrinker in shrinkers.iter().filter(|shrinker| shrinker.does().is_allowed(gfp)) {
             got = shrinker.shrink(Shrink { pages: pages - got, gfp }).saturating_add(got);

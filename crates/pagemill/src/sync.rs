@@ -1,18 +1,21 @@
 //! The locks, atomics and threads of the parts that a model checker runs: pools, waits and the page cache.
 //!
 //! With `--cfg shuttle` they are those of [shuttle](https://docs.rs/shuttle). Its `park_timeout` never times out, so
-//! only a wake-up ends a wait, and a lost wake-up shows as a deadlock.
+//! only a wake-up ends a wait, and a lost wake-up shows as a deadlock. Its threads share one thread of the system's, so
+//! a variable that each of them has is declared by the `thread_local` of this module.
 #[cfg(shuttle)]
 pub(crate) use shuttle::{
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence},
     sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard},
     thread::{Thread, current, park, park_timeout},
+    thread_local,
 };
 #[cfg(not(shuttle))]
 pub(crate) use std::{
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence},
     sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard},
     thread::{Thread, current, park, park_timeout},
+    thread_local,
 };
 
 pub(crate) use crate::process::{NoFork, Stamp, no_fork};
@@ -35,15 +38,19 @@ pub(crate) fn survive<T>(work: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// Lets other threads run, at turn 0, 1, and so on of waiting for one of them: at once at first, then for 50 us.
+#[cfg(not(shuttle))]
 pub(crate) fn let_others_on(turn: u32) {
     const AT_ONCE: u32 = 32;
-    #[cfg(shuttle)]
-    return shuttle::thread::yield_now();
-    #[cfg(not(shuttle))]
     match turn {
         0..AT_ONCE => std::thread::yield_now(),
         _ => std::thread::sleep(core::time::Duration::from_micros(50)),
     }
+}
+
+/// A model has no time.
+#[cfg(shuttle)]
+pub(crate) fn let_others_on(_turn: u32) {
+    shuttle::thread::yield_now();
 }
 
 /// A cell that one thread at a time has. Models have loom's, which checks that.

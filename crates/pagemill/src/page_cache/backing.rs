@@ -21,7 +21,7 @@
 mod tests;
 
 use super::workers::{Urgency, Workers};
-use crate::sync::survive;
+use crate::sync::{survive, thread_local};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::fmt;
@@ -520,7 +520,7 @@ thread_local! {
 /// Whether this thread is inside a backing, which asks for memory. It gets none by writes: they might wait for the call, or
 /// for the thread.
 pub(super) fn is_in_backing() -> bool {
-    IS_INSIDE.get()
+    IS_INSIDE.with(Cell::get)
 }
 
 /// A call of a backing.
@@ -528,13 +528,13 @@ struct Inside(bool);
 
 impl Inside {
     fn begin() -> Self {
-        Self(IS_INSIDE.replace(true))
+        Self(IS_INSIDE.with(|is_inside| is_inside.replace(true)))
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        IS_INSIDE.set(self.0);
+        IS_INSIDE.with(|is_inside| is_inside.set(self.0));
     }
 }
 

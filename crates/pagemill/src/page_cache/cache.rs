@@ -10,12 +10,11 @@ use super::workers::THREADS;
 use super::writeback::write_back_files;
 use crate::allocator::Allocator;
 use crate::reclaim::{Shrink, Shrinker, ShrinkerDoes};
-use crate::sync::Mutex;
 use core::fmt;
 use core::sync::atomic::Ordering::Relaxed;
 use pagemill_core::PageCount;
 use std::io;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Pages of files, and of whatever else reads and writes like a file ([`Backing`]): those that were used, and those
 /// that a reader will use soon.
@@ -170,6 +169,7 @@ struct All {
 }
 
 static ALL: Mutex<All> = Mutex::new(All { caches: Vec::new(), made: 0 });
+/// The lock is the system's also in models, whose own do not outlive a run.
 
 impl PageCache {
     /// A cache whose pages come from `allocator`.

@@ -75,14 +75,16 @@ struct Files {
 /// Fewer pages than this need not be neighbours: a search for a run costs more than their requests to a device.
 const RUN_MIN: usize = 32;
 
+/// Folios for pages that requests have in hand while others are evicted. Models make each one anew for each schedule.
+const SPARE: usize = if cfg!(shuttle) { 16 } else { 1024 };
+
 /// Pages are evicted so many at a time, whose addresses and numbers are on the stack.
 const AT_ONCE: usize = 64;
 
 impl Shared {
     pub(super) fn new(allocator: Allocator, sizes: Sizes, name: Box<str>, trace: Option<Trace>) -> Self {
         let Sizes { limit, dirty, window, threads, is_wiped } = sizes;
-        // As many folios as pages, and some for those that a request has in hand while others are evicted.
-        let capacity = u32::try_from(limit + limit / 8 + 1024).unwrap_or(u32::MAX - 1);
+        let capacity = u32::try_from(limit + limit / 8 + SPARE).unwrap_or(u32::MAX - 1);
         Self {
             allocator,
             folios: Folios::new(capacity),

@@ -1,6 +1,6 @@
 //! What a cache counts.
-use crate::sync::AtomicU64;
-use core::sync::atomic::Ordering::Relaxed;
+// Not a model's: figures order nothing.
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counts {
     ($($(#[doc = $doc:literal])+ $name:ident),* $(,)?) => {

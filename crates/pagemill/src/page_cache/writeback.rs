@@ -14,7 +14,7 @@ use super::mapping::{Mapping, again, byte_of, pages_for};
 use super::shared::Shared;
 use super::stats::add;
 use super::workers::Urgency;
-use crate::sync::{AtomicU64, RwLockReadGuard};
+use crate::sync::{AtomicU64, RwLockReadGuard, thread_local};
 use core::cell::Cell;
 use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -56,7 +56,7 @@ pub(super) struct LengthShared<'f> {
 
 impl Drop for LengthShared<'_> {
     fn drop(&mut self) {
-        SHARED.set(self.before);
+        SHARED.with(|shared| shared.set(self.before));
     }
 }
 
@@ -100,10 +100,10 @@ impl Cached {
     /// Keeps the file's length as it is.
     pub(super) fn share_length(&self, patience: Patience) -> Option<LengthShared<'_>> {
         let file = core::ptr::from_ref(&*self.file);
-        let before = SHARED.get();
+        let before = SHARED.with(Cell::get);
         // A thread that shares it already does not ask again: it would wait behind one that waits to change the length.
         let guard = if before == file { None } else { Some(self.lock_length(patience)?) };
-        SHARED.set(file);
+        SHARED.with(|shared| shared.set(file));
         Some(LengthShared { _guard: guard, before })
     }
 
