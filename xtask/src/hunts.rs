@@ -37,6 +37,7 @@ pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
             "loom_pcp::",
             "loom_lists::",
             "loom_locks::",
+            "loom_page_cache_folio::",
             "loom_page_cache_index::",
             "loom_page_pool::",
             "loom_ring::",

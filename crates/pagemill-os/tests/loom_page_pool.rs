@@ -26,7 +26,24 @@ mod stats;
 /// What the source files expect of `pagemill`.
 #[expect(unreachable_pub, reason = "the source files have public types over it")]
 pub(crate) mod handle {
-    pub struct Page(#[expect(dead_code, reason = "its size is checked")] core::num::NonZeroUsize);
+    pub struct Page(core::num::NonZeroUsize);
+
+    pub mod sealed {
+        pub trait Word {
+            /// # Safety
+            /// The word is that of a page without an owner.
+            unsafe fn from_word(word: usize) -> Self;
+            fn into_word(self) -> usize;
+        }
+        impl Word for super::Page {
+            unsafe fn from_word(word: usize) -> Self {
+                Self(word.try_into().unwrap())
+            }
+            fn into_word(self) -> usize {
+                self.0.get()
+            }
+        }
+    }
 }
 
 /// As above.

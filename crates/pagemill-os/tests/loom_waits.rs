@@ -17,9 +17,9 @@ mod wait;
 mod shutting;
 
 pub(crate) mod sync {
+    use loom::sync::Arc;
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
-    use loom::sync::{Arc, Condvar};
-    pub(crate) use loom::sync::{Mutex, MutexGuard};
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 
     /// A thread's token, of which `unpark` leaves one and `park` takes one. Not loom's own: loom 0.7 lets a thread that is
     /// unparked while it waits for a mutex go on without the mutex, and panics.

@@ -13,6 +13,8 @@ mod loom_lists;
 #[cfg(loom)]
 mod loom_locks;
 #[cfg(loom)]
+mod loom_page_cache_folio;
+#[cfg(loom)]
 mod loom_page_cache_index;
 #[cfg(loom)]
 mod loom_page_pool;

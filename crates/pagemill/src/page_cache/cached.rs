@@ -1,5 +1,5 @@
 //! A file in its cache: what the steps of reading and writing work on.
-use super::folio::{ATTACHED, DIRTY, Number};
+use super::folio::{DIRTY, Number};
 use super::mapping::Mapping;
 use super::shared::{Pinned, Shared};
 use core::ptr::NonNull;
@@ -32,7 +32,7 @@ impl Cached {
     /// the caller has to retire it: otherwise whoever has it pinned does.
     pub(super) fn detach(&self, number: Number) -> bool {
         let folio = self.shared.folios.get(number);
-        if folio.clear(ATTACHED | DIRTY).has(DIRTY) {
+        if folio.detach().has(DIRTY) {
             self.count_dirty(-1);
         }
         folio.end()

@@ -86,10 +86,6 @@ impl State {
     pub(super) fn without(self, flags: u64) -> Self {
         Self(self.0 & !flags)
     }
-    /// The word of a folio that has ended (L3): all that is left is whether it is in a queue.
-    pub(super) fn ended(self) -> Self {
-        Self(self.0 & QUEUED)
-    }
     /// The same number of uses, for a copy of the page.
     pub(super) fn uses_as_flags(self) -> u64 {
         self.0 & USES
@@ -160,11 +156,23 @@ impl Folio {
         State(self.state.fetch_sub(pins * PIN, AcqRel) - pins * PIN)
     }
 
+    /// Takes pins away. Returns whether the folio ended with them (L3): then its page and its number are the caller's.
+    #[inline]
+    pub(super) fn release(&self, pins: u64) -> bool {
+        let now = self.unpin(pins);
+        now.pins() == 0 && !now.has(ATTACHED) && self.end()
+    }
+
     /// Whether the folio holds this page of this file. Only for a thread that has pinned it, with the word as it was
     /// then.
     #[inline]
     pub(super) fn is_page(&self, state: State, file: u32, at: u64) -> bool {
         state.has(ATTACHED) && self.at() == at && self.file() == file
+    }
+    /// The same, where the page is up to date too and nobody changes it (L5).
+    #[inline]
+    pub(super) fn is_ready(&self, state: State, file: u32, at: u64) -> bool {
+        state.has(UPTODATE) && !state.has(EXCLUSIVE) && self.is_page(state, file, at)
     }
 
     /// Sets and takes flags by one addition. The caller knows that it has none of the flags `on` and all of `off`, and
@@ -214,11 +222,31 @@ impl Folio {
         _ = self.state.compare_exchange(now, noted, Relaxed, Relaxed);
     }
 
+    /// Keeps readers away, if the one pin is the caller's and the page is not on its way to the backing (L5). The caller
+    /// has the page locked.
+    pub(super) fn make_exclusive(&self) -> bool {
+        let is_alone = |now: State| now.pins() == 1 && !now.has(WRITEBACK);
+        self.change(|now| is_alone(now).then(|| now.with(EXCLUSIVE))).is_ok()
+    }
+
+    /// Takes the folio off its file, and returns the word before. The caller has the lock of the index (L2).
+    pub(super) fn detach(&self) -> State {
+        self.clear(ATTACHED | DIRTY)
+    }
+
+    /// Takes a folio off its file and ends it, if its word is still `state`, which has no pins. The caller has the lock
+    /// of the index (L2). `kept` are flags that stay.
+    pub(super) fn end_unchanged(&self, state: State, kept: u64) -> bool {
+        self.change(|now| (now == state).then_some(State(now.0 & kept))).is_ok()
+    }
+
     /// Takes `IN_USE` away if nobody has the folio any more (L3). Then its page and its number are the caller's, to be
     /// freed. Only for a word that is not `ATTACHED`.
+    #[cold]
     pub(super) fn end(&self) -> bool {
         let is_over = |state: State| state.has(IN_USE) && !state.has(ATTACHED) && state.pins() == 0;
-        self.change(|state| is_over(state).then(|| state.ended())).is_ok()
+        // All that is left is whether it is in a queue.
+        self.change(|state| is_over(state).then_some(State(state.0 & QUEUED))).is_ok()
     }
 }
 

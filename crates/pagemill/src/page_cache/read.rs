@@ -1,7 +1,7 @@
 //! Reading: cached pages are copied without a lock; a missing page is read in, and others ahead of the reader.
 use super::cached::Cached;
 use super::fill::Fetch;
-use super::folio::{AHEAD, EXCLUSIVE, MARKER, Number, State, UPTODATE};
+use super::folio::{AHEAD, MARKER, Number, State};
 use super::index::Index;
 use super::mapping::{byte_of, pages_for};
 use super::readahead::{Asked, Cause, Decision, Mode, Neighbours, Readahead};
@@ -178,8 +178,7 @@ impl Cached {
         let folio = self.shared.folios.get(number);
         let state = folio.pin();
         let page = Pinned { shared: &self.shared, folio, number };
-        let is_ready = state.has(UPTODATE) && !state.has(EXCLUSIVE) && folio.is_page(state, self.file.number, at);
-        is_ready.then_some((page, state))
+        folio.is_ready(state, self.file.number, at).then_some((page, state))
     }
 
     /// The page, once it is up to date. Reads it if it is not in the cache, and others ahead of it. `None`: the file was

@@ -1,6 +1,6 @@
 //! Pages that leave their file: it is cut, they are let go, or its last opener closes it.
 use super::cached::Cached;
-use super::folio::{DIRTY, LOCKED, WRITEBACK};
+use super::folio::{DIRTY, LOCKED, QUEUED, WRITEBACK};
 use super::index::Verdict;
 use super::mapping::pages_for;
 use super::write::Patch;
@@ -78,7 +78,7 @@ impl Cached {
             let state = folio.state();
             let is_free = state.pins() == 0 && !state.has_any(DIRTY | WRITEBACK | LOCKED);
             // Only if nobody pins it meanwhile.
-            let is_gone = is_free && folio.change(|now| (now == state).then(|| now.ended())).is_ok();
+            let is_gone = is_free && folio.end_unchanged(state, QUEUED);
             if is_gone {
                 over.push(number);
             } else {

@@ -187,14 +187,7 @@ impl Shared {
     /// Takes pins of the caller's away, and frees the page if it left its file and these were the last.
     #[inline]
     pub(super) fn unpin(&self, number: Number, folio: &Folio, pins: u64) {
-        let now = folio.unpin(pins);
-        if now.pins() == 0 && !now.has(ATTACHED) {
-            self.end(number, folio);
-        }
-    }
-    #[cold]
-    fn end(&self, number: Number, folio: &Folio) {
-        if folio.end() {
+        if folio.release(pins) {
             self.retire(&[number]);
         }
     }
@@ -321,7 +314,7 @@ impl Shared {
         let Some(mapping) = files.get(file) else { return Look::Busy };
         let Some(mut index) = mapping.index.try_lock() else { return Look::Busy };
         // With the lock of its index (L2), and only if nothing has changed: nobody has it pinned.
-        if folio.change(|now| (now == state).then(|| now.ended().without(QUEUED))).is_err() {
+        if !folio.end_unchanged(state, 0) {
             return Look::Busy;
         }
         index.remove(at);
@@ -332,6 +325,7 @@ impl Shared {
     }
 
     /// Frees the pages of folios whose end the caller has claimed, by [`Folio::end`].
+    #[cold]
     pub(super) fn retire(&self, numbers: &[Number]) {
         if numbers.iter().any(|&number| self.folios.get(number).state().has(QUEUED)) {
             let mut queues = self.queues();

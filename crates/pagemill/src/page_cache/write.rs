@@ -5,7 +5,7 @@
 //! backing is given to write does not change meanwhile.
 use super::cached::{Cached, no_memory};
 use super::fill::Fetch;
-use super::folio::{ATTACHED, DIRTY, EXCLUSIVE, LOCKED, Number, State, UPTODATE, WRITEBACK};
+use super::folio::{ATTACHED, DIRTY, EXCLUSIVE, LOCKED, Number, UPTODATE, WRITEBACK};
 use super::index::{Mark, Writing};
 use super::mapping::{byte_of, pages_for};
 use super::shared::Pinned;
@@ -127,9 +127,8 @@ impl Cached {
         mut spare: Option<Page>,
     ) -> io::Result<()> {
         let end = if lengthens { patch.end() } else { 0 };
-        let is_alone = |now: State| now.pins() == 1 && !now.has(WRITEBACK);
         loop {
-            if page.folio.change(|now| is_alone(now).then(|| now.with(EXCLUSIVE))).is_ok() {
+            if page.folio.make_exclusive() {
                 // SAFETY: the one pin is this thread's, and EXCLUSIVE keeps readers away (L5).
                 unsafe { patch.write_to(page.folio.as_ptr()) };
                 self.lengthen(end);
