@@ -46,13 +46,13 @@ pub(crate) fn loom(shell: &Shell) -> Result<Tally> {
     )
 }
 
-/// Pools and waits, each model under some ten thousand schedules.
+/// Pools, waits and the page cache, each model under thousands of schedules.
 pub(crate) fn shuttle(shell: &Shell) -> Result<Tally> {
     modelled(
         shell,
         "shuttle",
         shuttle_tests(shell, &[], wanted(shell))?,
-        &["shuttle_mempool::", "tasks::shuttle_tasks::", "wait::shuttle_lines::"],
+        &["shuttle_mempool::", "shuttle_page_cache::", "tasks::shuttle_tasks::", "wait::shuttle_lines::"],
     )
 }
 

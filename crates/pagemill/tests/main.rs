@@ -29,6 +29,8 @@ cfg_if! {
         mod miri_portable;
         #[cfg(shuttle)]
         mod shuttle_mempool;
+        #[cfg(shuttle)]
+        mod shuttle_page_cache;
     } else {
         mod common;
 

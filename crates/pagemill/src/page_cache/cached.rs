@@ -28,6 +28,12 @@ impl Cached {
         self.shared.pinned(self.file.number, at, number)
     }
 
+    /// Sleeps until those who have the lock of the index now have released it. The index names a page that they take out
+    /// for a while after the folio has ceased to be that page's: whoever looks again at once finds the same.
+    pub(super) fn wait_for_index(&self) {
+        drop(self.file.index.lock());
+    }
+
     /// Takes a folio off its file. The caller has the lock of the index, where it has just removed it. Returns whether
     /// the caller has to retire it: otherwise whoever has it pinned does.
     pub(super) fn detach(&self, number: Number) -> bool {

@@ -194,8 +194,11 @@ impl Cached {
                 None if is_alone => self.fetch(&Fetch::page(at))?.awaited,
                 None => self.begin(request, &self.decide(request, Cause::Miss, at))?,
             };
-            // Another thread was faster, or the file was cut.
-            let Some(page) = page else { continue };
+            let Some(page) = page else {
+                // Another thread was faster, the page is just leaving, or the file was cut.
+                self.wait_for_index();
+                continue;
+            };
             if page.folio.state().has(MARKER) {
                 self.reach_marker(request, at, &page);
             }

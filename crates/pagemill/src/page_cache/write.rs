@@ -83,13 +83,17 @@ impl Cached {
                     Some(page) => Some(page),
                     None => self.fetch(&Fetch::page(patch.page))?.awaited,
                 };
-                page.map_or(Ok(true), |page| self.wait_for_page(&page))?;
+                match page {
+                    Some(page) => _ = self.wait_for_page(&page)?,
+                    None => self.wait_for_index(),
+                }
                 continue;
             }
             let written = self.write_fresh(from, at, fresh)?;
             if written > 0 {
                 return Ok(written);
             }
+            self.wait_for_index();
         }
     }
 
