@@ -379,6 +379,23 @@ fn cuts_end_beside_readers_write_back_and_reclaim() {
     });
 }
 
+/// The page is read in, or is there. The reader comes before the cut or after it.
+#[test]
+fn a_read_beside_a_cut_shows_nothing_from_behind_the_end() {
+    check(|| {
+        let world = World::new(6, 3, pages(2, 1));
+        let reads = || {
+            for _ in 0..2 {
+                let read = world.read(1);
+                assert!(read.iter().all(|&byte| byte == 17), "bytes that the file never had");
+                assert!([100, PAGE].contains(&read.len()));
+            }
+        };
+        at_once([&reads, &|| world.file.set_len(PAGE as u64 + 100).unwrap(), &|| world.ask_for_all()]);
+        assert!(world.end() == pages(2, 1)[..PAGE + 100]);
+    });
+}
+
 /// A page that is lent keeps its bytes while it is written to, let go and evicted.
 #[test]
 fn lent_pages_keep_their_bytes() {

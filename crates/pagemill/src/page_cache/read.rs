@@ -159,7 +159,16 @@ impl Cached {
                         page
                     }
                 };
-                each(next, page, bytes_of(next));
+                // If the file was cut meanwhile, the page has zeros behind the new end. They are no bytes of the file's.
+                let asked = bytes_of(next);
+                let in_file = self.file.len().saturating_sub(byte_of(next)).min(PAGE_SIZE as u64) as usize;
+                let bytes = asked.start..asked.end.min(in_file);
+                if !bytes.is_empty() {
+                    each(next, page, bytes.clone());
+                }
+                if bytes.end < asked.end {
+                    return Ok(());
+                }
                 next += 1;
             }
         }
