@@ -304,6 +304,44 @@ fn reclaim_with_write_back_ends() {
     });
 }
 
+/// Another thread, which reclaims for example, begins to write a page as it is synced.
+#[test]
+fn a_sync_waits_for_writes_that_others_begin() {
+    check(|| {
+        let world = World::new(6, 3, pages(1, 0));
+        world.write(&pages(1, 1), 0);
+        let syncs = || {
+            world.file.sync().unwrap();
+            assert!(world.disk.lock().durable == pages(1, 1), "a sync has not waited for a write");
+        };
+        at_once([&syncs, &|| _ = world.cache.write_back(PageCount::new(1))]);
+        assert!(world.end() == pages(1, 1));
+    });
+}
+
+/// The last opener of a file closes it while reclaim writes and evicts its pages.
+#[test]
+fn a_file_ends_beside_reclaim() {
+    check(|| {
+        let world = World::new(6, 3, pages(2, 0));
+        let other = Disk::new(pages(1, 0), world.disk.pool.clone(), false);
+        let file = Mutex::new(Some(world.cache.open(other.clone()).unwrap()));
+        let ends = || {
+            let file = file.lock().unwrap().take().unwrap();
+            assert_eq!(file.write_at(&page_of(0, 1), 0).unwrap(), PAGE);
+            file.close().unwrap();
+        };
+        let uses = || {
+            world.write(&page_of(1, 1), PAGE);
+            version_of(0, &world.read(0));
+        };
+        at_once([&ends, &uses, &|| world.ask_for_all()]);
+        let bytes = Arc::into_inner(other).unwrap().state.into_inner().unwrap().bytes;
+        assert!(bytes == page_of(0, 1), "what was written is lost");
+        assert!(world.end() == [page_of(0, 0), page_of(1, 1)].as_flattened());
+    });
+}
+
 /// Nothing else brings the pages that the requests wait for: the cache has them all, and some are dirty.
 #[test]
 fn requests_that_wait_get_what_write_back_frees() {

@@ -120,15 +120,17 @@ impl Cached {
     pub(super) fn end(&self) -> io::Result<()> {
         let file = &*self.file;
         self.write_back(0..u64::MAX, usize::MAX, Patience::All);
-        // Relaxed: nobody else has the file.
-        let lost = file.dirty.load(Relaxed);
         let mut over = Vec::new();
-        file.index.lock().remove_range(0..=u64::MAX, |_, number| {
+        let mut index = file.index.lock();
+        // Relaxed: with the lock it does not change.
+        let lost = file.dirty.load(Relaxed);
+        index.remove_range(0..=u64::MAX, |_, number| {
             if self.detach(number) {
                 over.push(number);
             }
             Verdict::Remove
         });
+        drop(index);
         self.shared.retire(&over);
         self.shared.remove_file(file.number);
         match lost {

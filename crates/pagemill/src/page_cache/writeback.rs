@@ -4,6 +4,9 @@
 //! in the index says the same of the place: where a copy has taken it meanwhile, the copy waits for the end of the
 //! write, so that two writes of one place never overlap.
 //!
+//! A place goes from one mark to the other by way of both. Whoever waits for all that is to be written looks first for
+//! dirty places and then for those that are being written, without the lock of the index: none escapes in between.
+//!
 //! A page whose write fails stays dirty, and the error goes to each opener's next `sync`. If the backing fails to make
 //! durable what it was given, everything that was written since the last time is dirty again: nobody knows what it has.
 use super::backing::{WriteTransfer, is_in_backing};
@@ -136,8 +139,8 @@ impl Cached {
             if folio.change(|now| is_free(now).then(|| taken(now))).is_err() {
                 break;
             }
-            index.unmark(at, Mark::Dirty);
             index.mark(at, Mark::Writeback);
+            index.unmark(at, Mark::Dirty);
             numbers.push(number);
         }
         self.count_dirty(-(numbers.len() as isize));
@@ -194,12 +197,11 @@ impl Cached {
         }
         let mut index = self.file.index.lock();
         for (at, &number) in pages.zip(numbers) {
-            index.unmark(at, Mark::Writeback);
-            let folio = self.shared.folios.get(number);
             // A copy that has taken its place is dirty itself.
-            if is_failed && folio.state().has(ATTACHED) {
+            if is_failed && self.shared.folios.get(number).state().has(ATTACHED) {
                 self.make_dirty(&mut index, at, number);
             }
+            index.unmark(at, Mark::Writeback);
         }
         drop(index);
         for &number in numbers {
