@@ -24,8 +24,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// written to the other.
 ///
 /// Its pages come from an allocator. It registers shrinkers with it: one that evicts clean pages, and one that writes
-/// dirty ones first, which requests with `NOIO` or `NOFS` do not call (C8.4). A backing that allocates pages for its own
-/// reads and writes asks with `NOIO`.
+/// dirty ones first, which requests with `NOIO` or `NOFS` do not call (C8.4). A backing that needs pages for its own
+/// reads and writes takes them from a [`Mempool`](crate::Mempool), with `NOIO`: a shrinker may be what writes, and there
+/// the allocator refuses requests that may wait.
 ///
 /// Clones are handles of one cache, which ends with the last handle, the last file and the last [`Lent`](super::Lent). A
 /// forked child must not use it: transfers that were under way at the fork never end there.
@@ -168,8 +169,8 @@ struct All {
     made: u64,
 }
 
-static ALL: Mutex<All> = Mutex::new(All { caches: Vec::new(), made: 0 });
 /// The lock is the system's also in models, whose own do not outlive a run.
+static ALL: Mutex<All> = Mutex::new(All { caches: Vec::new(), made: 0 });
 
 impl PageCache {
     /// A cache whose pages come from `allocator`.
