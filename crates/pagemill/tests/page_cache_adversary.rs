@@ -604,3 +604,25 @@ fn a_backing_that_needs_memory_to_read_does_not_wait_for_writes_behind_it() {
         end(allocator, cache);
     });
 }
+
+/// Others than this cache write where the cut was: a page from before would hide that.
+#[test]
+fn a_cut_between_a_decision_to_read_and_the_read_leaves_no_page_behind_the_end() {
+    let (allocator, builder) = builder(64);
+    let to_cut = Arc::new(Mutex::new(None::<CachedFile>));
+    let cuts = to_cut.clone();
+    let cut = move || cuts.lock().unwrap().take().map(|file| file.set_len(PAGE as u64).unwrap());
+    let cache = builder.trace(move |_| _ = cut()).build();
+    let backing = FakeBacking::new([1; 3 * PAGE]);
+    let file = cache.open(backing.clone()).unwrap();
+    *to_cut.lock().unwrap() = Some(file.reopen());
+    assert_eq!(file.read_at(&mut [0; PAGE], 2 * PAGE as u64).unwrap(), 0);
+    assert_eq!(file.next_present(1, 9), 10);
+    backing.write_vectored_at(&[IoSlice::new(&[2; 2 * PAGE])], PAGE as u64).unwrap();
+    assert_eq!(file.refresh().unwrap(), 3 * PAGE as u64);
+    let mut read = [0; 2 * PAGE];
+    file.read_exact_at(&mut read, PAGE as u64).unwrap();
+    assert!(read == [2; 2 * PAGE], "bytes from before the cut");
+    file.close().unwrap();
+    end(allocator, cache);
+}
