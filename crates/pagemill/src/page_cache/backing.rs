@@ -42,6 +42,11 @@ const _: () = assert!(PIECES_MAX == 1024);
 /// All calls may come from several threads at once. Those for one range of bytes never overlap with a write to it. A panic in a
 /// call fails that transfer and nothing else.
 ///
+/// A call may allocate; the reclaim that it causes writes nothing. It may read and write files of *another* page cache, but
+/// none of its own cache's: the threads that read ahead would wait for each other. A backing that never ends a write, or
+/// forgets it, is waited for by `sync`, by changes of its length and by the last drop of its file, for ever; others wait ten
+/// seconds for it, once.
+///
 /// ```
 /// use pagemill::Backing;
 /// use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -551,6 +556,7 @@ impl Io {
 
     /// Begins a read. Its `done` may be called before this returns.
     pub(super) fn read(self: &Arc<Self>, mut read: ReadTransfer, urgency: Urgency) {
+        let _inside = Inside::begin();
         read.0.io = Some((self.clone(), urgency));
         // A panic drops the transfer, which then fails.
         if let Some(Some(back)) = survive(|| self.backing.start_read(read)) {
@@ -574,21 +580,33 @@ impl Io {
         write.0.io = Some((self.clone(), Urgency::Ahead));
         // A panic drops the transfer, which then fails.
         if let Some(Some(back)) = survive(|| self.backing.start_write(write)) {
-            self.write_here(back);
+            // It may be one of another file's, whose backing this one shares a queue with.
+            match back.0.io.clone() {
+                Some((io, _)) => io.write_here(back),
+                None => back.0.finish(Err(without_route())),
+            }
         }
     }
 
     /// [`Backing::sync`], whose panic is an error.
     pub(super) fn sync(&self) -> io::Result<()> {
+        let _inside = Inside::begin();
         survive(|| self.backing.sync()).unwrap_or_else(|| Err(panicked()))
     }
     /// [`Backing::set_len`], whose panic is an error.
     pub(super) fn set_len(&self, len: u64) -> io::Result<()> {
+        let _inside = Inside::begin();
         survive(|| self.backing.set_len(len)).unwrap_or_else(|| Err(panicked()))
     }
-    /// [`Backing::len`], whose panic is an error.
+    /// [`Backing::len`], whose panic is an error, and which is no more than offsets reach.
     pub(super) fn len(&self) -> io::Result<u64> {
-        survive(|| self.backing.len()).unwrap_or_else(|| Err(panicked()))
+        let _inside = Inside::begin();
+        let len = survive(|| self.backing.len()).unwrap_or_else(|| Err(panicked()))?;
+        if i64::try_from(len).is_err() {
+            let why = format!("the backing says that it has {len} bytes, and a file has at most 2^63 - 1");
+            return Err(io::Error::new(ErrorKind::FileTooLarge, why));
+        }
+        Ok(len)
     }
 
     /// Reads on this thread. Its `done` is called before this returns.

@@ -5,6 +5,7 @@ use super::file::CachedFile;
 use super::mapping::Mapping;
 use super::shared::{Shared, Sizes};
 use super::stats::PageCacheStats;
+use super::stats::add;
 use super::trace::Trace;
 use super::workers::THREADS;
 use super::writeback::write_back_files;
@@ -82,12 +83,13 @@ impl PageCacheBuilder {
     pub fn limit(self, pages: PageCount) -> Self {
         Self { limit: Some(pages.get()), ..self }
     }
-    /// How many of its pages may be dirty before writers have to write back; a fifth of the limit by default.
+    /// How many of its pages may be dirty, or on their way to a backing, before writers have to write back and wait; a fifth
+    /// of the limit by default.
     pub fn dirty_limit(self, pages: PageCount) -> Self {
         Self { dirty: Some(pages.get()), ..self }
     }
-    /// The largest window of readahead; 4 MiB by default, and an eighth of the limit at most. Twice as much for a reader that says that it reads in sequence.
-    /// 0: nothing is read ahead.
+    /// The largest window of readahead; 4 MiB by default, and at most an eighth of the limit that the cache is built with.
+    /// Twice as much for a reader that says that it reads in sequence. 0: nothing is read ahead.
     pub fn window(self, pages: PageCount) -> Self {
         Self { window: pages.get(), ..self }
     }
@@ -143,7 +145,7 @@ impl PageCacheBuilder {
         let limit = limit.unwrap_or(managed).min(managed).max(1);
         let sizes = Sizes {
             limit,
-            dirty: dirty.unwrap_or(limit / 5),
+            dirty,
             // A window that had to evict what others need would cost more than it saves.
             window: u32::try_from(window.min(limit / 8)).unwrap_or(u32::MAX),
             threads,
@@ -265,6 +267,7 @@ struct Clean(Weak<Shared>);
 impl Shrinker for Clean {
     fn shrink(&self, wanted: Shrink) -> usize {
         let Some(shared) = usable(&self.0) else { return 0 };
+        add(&shared.counters.here().shrinks, 1);
         shared.evict(wanted.pages, false)
     }
 }

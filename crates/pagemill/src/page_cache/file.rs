@@ -182,12 +182,13 @@ impl CachedFile {
             Advice::Random => self.reader.advise(Mode::Random),
             Advice::NoReuse => self.reader.advise(Mode::DropBehind),
             Advice::WillNeed => self.cached.will_need(&self.reader, pages_of(bytes)),
-            Advice::DontNeed => self.cached.let_go(pages_of(bytes)),
+            Advice::DontNeed => self.cached.let_go(pages_of(bytes), u64::MAX),
         }
     }
 
     /// Lets the pages of these bytes go, so that they are read again: others than this cache have written to the
-    /// backing. Returns how many stay, because they are dirty, in use or lent.
+    /// backing. Returns how many stay, because they are dirty or on their way. Readers that have a page in hand, and what is
+    /// lent, keep the old bytes.
     pub fn invalidate(&self, bytes: Range<u64>) -> usize {
         self.cached.invalidate(pages_of(bytes))
     }
@@ -260,7 +261,7 @@ fn leave(cached: &Cached) -> io::Result<()> {
 
 impl Drop for CachedFile {
     fn drop(&mut self) {
-        // An error is counted, and has been told to whoever called `sync`.
+        // An error is counted. Who wants to be told calls `sync` or `close`.
         _ = leave(&self.cached);
     }
 }

@@ -90,14 +90,14 @@ impl Cached {
             self.shared.enqueue(self.file.number, pages);
         }
         self.start(begun, fetch);
-        self.shared.reads.end();
+        self.shared.under_way.end();
         Ok(Fetched { covered, awaited })
     }
 
     /// Pages for some of these holes: as many as there is memory for, and one at least if a reader waits for it. Unless it
     /// fails, they count as a read under way, which the caller ends.
     fn memory_for(&self, holes: usize, is_awaited: bool, runs: &mut Vec<Run<Page>>) -> io::Result<usize> {
-        self.shared.reads.begin();
+        self.shared.under_way.begin();
         let granted = self.shared.make_room(holes);
         let got = if granted > 0 { self.shared.pages_for(granted, runs) } else { 0 };
         self.shared.give_room_back(granted - got);
@@ -105,11 +105,11 @@ impl Cached {
             return Ok(got);
         }
         // This one may reclaim and wait, and has dirty pages written to make room. It does not wait for itself.
-        self.shared.reads.end();
+        self.shared.under_way.end();
         self.make_room_hard(1)?;
         match self.shared.page() {
             Ok(page) => {
-                self.shared.reads.begin();
+                self.shared.under_way.begin();
                 runs.push(Run::of_page(page.into_word()));
             }
             Err(error) => {
@@ -206,10 +206,10 @@ impl Cached {
         let (cached, at) = (self.clone(), run.at);
         // What the backing has now: a write may lengthen it before the answer comes.
         let stored = self.file.stored.load(Acquire);
-        self.shared.reads.begin();
+        self.shared.under_way.begin();
         let done = Box::new(move |result| {
             cached.read_ended(at, &run.numbers, stored, result);
-            cached.shared.reads.end();
+            cached.shared.under_way.end();
         });
         // SAFETY: the folios are locked and not up to date, so nothing else touches their pages before `read_ended`
         // unlocks them (L5); each has the transfer's pin, so no page is freed before (L3).

@@ -52,7 +52,7 @@ pub(super) const ALONE: u64 = 1 << 11;
 pub(super) const QUEUED: u64 = 1 << 12;
 /// How often it was used lately, up to `USES_MAX`.
 const USE: u64 = 1 << 16;
-const USES: u64 = USES_MAX * USE;
+pub(super) const USES: u64 = USES_MAX * USE;
 const USES_MAX: u64 = 3;
 /// One pin.
 pub(super) const PIN: u64 = 1 << 32;

@@ -1,9 +1,12 @@
 //! Pages lent: their bytes without a copy, for as long as the borrower likes. A socket, for example, sends from them.
-use super::cached::Cached;
+use super::cached::{Cached, no_memory};
 use super::folio::{Number, has_room_for_pins};
+use super::mapping::pages_for;
 use super::read::Reader;
 use super::stats::add;
 use core::fmt;
+use core::sync::atomic::Ordering::Relaxed;
+use pagemill_core::PAGE_SIZE;
 use std::io::{self, IoSlice};
 
 /// Bytes of a file, lent by its cache: see [`CachedFile::lend`](super::CachedFile::lend).
@@ -38,6 +41,12 @@ struct LentPage {
 impl Cached {
     pub(super) fn lend(&self, reader: &Reader, at: u64, len: usize) -> io::Result<Lent> {
         let mut lent = Lent { cached: self.clone(), pages: Vec::new(), len: 0 };
+        let first = at / PAGE_SIZE as u64;
+        let pages = pages_for(self.file.len().min(at.saturating_add(len as u64))).saturating_sub(first);
+        let limit = self.shared.limit.load(Relaxed);
+        if pages > limit as u64 {
+            return Err(no_memory(format!("{pages} pages are to be lent at once, and the cache may have {limit}")));
+        }
         let mut too_many = false;
         self.each_page(reader, at, len as u64, |_, page, bytes| {
             too_many |= !has_room_for_pins(page.folio.state());

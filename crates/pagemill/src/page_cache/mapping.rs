@@ -6,13 +6,15 @@
 //! cached is zeros, and nothing is read. A write lengthens `size`, its write-back `stored`.
 //!
 //! # Locks, in their order
-//! `syncing` or `appending`, then `resizing` (shared by writes and by whoever begins a write-back; alone for a change of the length), then the index,
-//! then the lock of the cache's queues. None of them is held while a backing is called, but for `resizing`.
+//! `syncing` or `appending`, then `resizing` (shared by writes and by whoever begins a write-back; alone for a change of
+//! the length), then `writes`, then the index, then the lock of the cache's queues; `errors` and `unsynced` come last. A
+//! backing is called under `syncing`, `appending` and `resizing` alone.
 use super::backing::Io;
 use super::index::{Index, Nodes};
 use crate::sync::{AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, RwLock};
 use core::ops::Range;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::time::Duration;
 use pagemill_core::PAGE_SIZE;
 use std::io;
 use std::sync::{Arc, PoisonError};
@@ -55,6 +57,8 @@ pub(super) struct Mapping {
 pub(super) struct Writes {
     pub(super) begun: u64,
     pub(super) ended: u64,
+    /// The backing did not end one for so long that nobody waits for it but those who must.
+    is_stuck: bool,
 }
 
 /// The errors of write-back, as each opener is told them.
@@ -100,13 +104,32 @@ impl Mapping {
     }
     /// Counts one that ended, and wakes those who wait for it.
     pub(super) fn write_ends(&self) {
-        lock(&self.writes).ended += 1;
+        let mut writes = lock(&self.writes);
+        writes.ended += 1;
+        writes.is_stuck = false;
+        drop(writes);
         self.write_ended.notify_all();
     }
     /// Sleeps until as many writes have ended as have begun by now. Others that begin meanwhile do not prolong this.
     pub(super) fn wait_for_writes(&self) {
         let begun = lock(&self.writes).begun;
         self.wait_until_written(|writes| writes.ended >= begun);
+    }
+    /// The same for one who wants others' memory: no longer than `patience`, and not at all for a backing that was waited
+    /// for in vain.
+    pub(super) fn wait_for_writes_up_to(&self, patience: Duration) {
+        let mut writes = lock(&self.writes);
+        let begun = writes.begun;
+        while writes.ended < begun && !writes.is_stuck {
+            let before = writes.ended;
+            let (back, over) = self.write_ended.wait_timeout(writes, patience).unwrap_or_else(PoisonError::into_inner);
+            writes = back;
+            writes.is_stuck |= over.timed_out() && writes.ended == before;
+        }
+    }
+    /// Whether its backing ends no writes.
+    pub(super) fn is_stuck(&self) -> bool {
+        lock(&self.writes).is_stuck
     }
     /// Sleeps until `is_over`, which may change as a write ends. It is called with a lock held.
     pub(super) fn wait_until_written(&self, is_over: impl Fn(&Writes) -> bool) {

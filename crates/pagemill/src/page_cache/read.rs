@@ -18,7 +18,7 @@ use std::sync::PoisonError;
 /// One reader of a file: its window of readahead, and where it read last.
 pub(super) struct Reader {
     readahead: Mutex<Readahead>,
-    /// The ends of its last requests, in pages; 0 before the first. The last one is at `turn`.
+    /// The ends of its last requests, in bytes; 0 before the first. The last one is at `turn`.
     ends: [AtomicU64; ENDS],
     turn: AtomicUsize,
     drops_behind: AtomicBool,
@@ -26,6 +26,9 @@ pub(super) struct Reader {
 
 /// As many streams of one reader are told apart.
 const ENDS: usize = 8;
+
+/// A page that was used more often is not let go behind a reader: others use it too.
+const USED_ONCE: u64 = 1;
 
 impl Neighbours for Index {
     fn next_hole(&self, at: u64, max: u64) -> u64 {
@@ -57,32 +60,41 @@ impl Reader {
         self.with(|readahead| readahead.advise(mode));
     }
 
-    /// The end of its last request.
+    /// The page at which its last request ended.
     #[inline]
     fn last_end(&self) -> u64 {
         // Relaxed here and below, and no exchange: several threads that share a reader are several streams, however they
         // interleave.
-        self.ends[self.turn.load(Relaxed) % ENDS].load(Relaxed)
+        pages_for(self.ends[self.turn.load(Relaxed) % ENDS].load(Relaxed))
     }
 
-    /// Notes the end of a request. One that goes on where the last one ended takes its place.
+    /// Notes the end of a request, in bytes, and its pages. One that goes on where one of the last ones ended takes its
+    /// place.
     #[inline]
-    fn note(&self, pages: &Range<u64>) {
+    fn note(&self, pages: &Range<u64>, end: u64) {
         let turn = self.turn.load(Relaxed);
-        let last = self.ends[turn % ENDS].load(Relaxed);
-        let turn = if (pages.start..=pages.end).contains(&last) {
-            turn
-        } else {
-            let next = turn.wrapping_add(1);
-            self.turn.store(next, Relaxed);
-            next
+        let goes_on = |at: usize| {
+            let last = self.ends[at % ENDS].load(Relaxed);
+            (pages.start..=pages.end).contains(&pages_for(last))
         };
-        self.ends[turn % ENDS].store(pages.end, Relaxed);
+        let place =
+            if goes_on(turn) { turn } else { (0..ENDS).find(|&at| goes_on(at)).unwrap_or(turn.wrapping_add(1)) };
+        if place != turn {
+            self.turn.store(place, Relaxed);
+        }
+        self.ends[place % ENDS].store(end, Relaxed);
     }
 
-    /// Whether one of its last requests ended at this page.
+    /// Whether one of its last requests ended in the page before this one.
     fn goes_on_at(&self, page: u64) -> bool {
-        page > 0 && self.ends.iter().any(|end| end.load(Relaxed) == page)
+        page > 0 && self.ends.iter().any(|end| pages_for(end.load(Relaxed)) == page)
+    }
+
+    /// Whether a request for `page`, from byte `at` on, is the next step of a stream that has been in this page.
+    #[inline]
+    fn is_step_within(&self, page: u64, at: u64) -> bool {
+        self.last_end() == page + 1
+            || !at.is_multiple_of(PAGE_SIZE as u64) && self.ends.iter().any(|end| end.load(Relaxed) == at)
     }
 }
 
@@ -124,6 +136,7 @@ impl Cached {
         }
         let pages = at / PAGE_SIZE as u64..pages_for(end);
         let request = Request { reader, previous: reader.last_end().checked_sub(1), pages: pages.clone() };
+        let is_step = reader.is_step_within(pages.start, at);
         let bytes_of = |page: u64| {
             let start = byte_of(page);
             at.saturating_sub(start) as usize..(end - start).min(PAGE_SIZE as u64) as usize
@@ -140,7 +153,7 @@ impl Cached {
                 let page = match hit {
                     Some((page, state)) => {
                         // A reader that goes through a page in small steps uses it once.
-                        if request.previous != Some(next) {
+                        if !(is_step && next == pages.start) {
                             page.folio.used(state);
                         }
                         if state.has(MARKER) {
@@ -172,7 +185,7 @@ impl Cached {
                 next += 1;
             }
         }
-        reader.note(&pages);
+        reader.note(&pages, end);
         let counts = self.shared.counters.here();
         add(&counts.hits, (pages.end - pages.start) as usize - missed);
         if missed > 0 {
@@ -264,7 +277,9 @@ impl Cached {
 
     /// Begins to read a range that somebody will need.
     pub(super) fn will_need(&self, reader: &Reader, pages: Range<u64>) {
-        let end = pages_for(self.file.len());
+        // More would evict the first of them.
+        let most = self.shared.limit.load(Relaxed) as u64;
+        let end = pages_for(self.file.len()).min(pages.start.saturating_add(most));
         let windows =
             reader.with(|readahead| readahead.chunks(pages.start, pages.end.saturating_sub(pages.start), end));
         for window in windows {
@@ -286,7 +301,7 @@ impl Cached {
         let pages = at / PAGE_SIZE as u64..pages_for(at.saturating_add(len as u64));
         let behind = reader.with(|readahead| readahead.behind(pages));
         if !behind.is_empty() {
-            self.let_go(behind);
+            self.let_go(behind, USED_ONCE);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Pages that leave their file: it is cut, they are let go, or its last opener closes it.
 use super::cached::Cached;
-use super::folio::{DIRTY, LOCKED, QUEUED, WRITEBACK};
+use super::folio::{ATTACHED, DIRTY, Folio, LOCKED, State, WRITEBACK};
 use super::index::Verdict;
 use super::mapping::pages_for;
 use super::write::Patch;
@@ -69,22 +69,29 @@ impl Cached {
         Ok(())
     }
 
-    /// Lets pages go that are clean and that nobody has. Returns how many of the range stay.
+    /// Takes pages off the file that are neither dirty nor on their way. Whoever has them keeps them, with the bytes that
+    /// they had. Returns how many of the range stay.
     pub(super) fn invalidate(&self, pages: Range<u64>) -> usize {
+        self.remove(pages, |folio| {
+            let is_clean = |now: State| !now.has_any(DIRTY | WRITEBACK | LOCKED);
+            folio.change(|now| is_clean(now).then(|| now.without(ATTACHED))).is_ok()
+        })
+    }
+
+    /// Removes those pages of a range from the index that `detach` takes off the file. Returns how many stay.
+    fn remove(&self, pages: Range<u64>, detach: impl Fn(&Folio) -> bool) -> usize {
         let (mut over, mut kept) = (Vec::new(), 0);
         let Some(last) = pages.end.checked_sub(1) else { return 0 };
         self.file.index.lock().remove_range(pages.start..=last, |_, number| {
             let folio = self.shared.folios.get(number);
-            let state = folio.state();
-            let is_free = state.pins() == 0 && !state.has_any(DIRTY | WRITEBACK | LOCKED);
-            // Only if nobody pins it meanwhile.
-            let is_gone = is_free && folio.end_unchanged(state, QUEUED);
-            if is_gone {
-                over.push(number);
-            } else {
+            if !detach(folio) {
                 kept += 1;
+                return Verdict::Keep;
             }
-            if is_gone { Verdict::Remove } else { Verdict::Keep }
+            if folio.end() {
+                over.push(number);
+            }
+            Verdict::Remove
         });
         self.shared.retire(&over);
         kept
@@ -102,14 +109,20 @@ impl Cached {
         page.wake(page.folio.clear(LOCKED));
     }
 
-    /// Lets pages go, or puts them first in line for eviction where somebody has them, or they are to be written.
-    pub(super) fn let_go(&self, pages: Range<u64>) {
-        if self.invalidate(pages.clone()) == 0 {
+    /// Lets pages go that were used `most` times at most, or puts them first in line for eviction where somebody has them,
+    /// or they are to be written.
+    pub(super) fn let_go(&self, pages: Range<u64>, most: u64) {
+        let is_unused = |now: State| now.uses() <= most;
+        let is_free = |now: State| is_unused(now) && now.pins() == 0 && !now.has_any(DIRTY | WRITEBACK | LOCKED);
+        let detach = |folio: &Folio| folio.change(|now| is_free(now).then(|| now.without(ATTACHED))).is_ok();
+        if self.remove(pages.clone(), detach) == 0 {
             return;
         }
         let mut numbers = Vec::new();
         self.file.index.lock().range(pages.start..=pages.end - 1, |_, number| {
-            numbers.push(number);
+            if is_unused(self.shared.folios.get(number).state()) {
+                numbers.push(number);
+            }
             ControlFlow::Continue(())
         });
         self.shared.demote(&numbers);
@@ -120,6 +133,9 @@ impl Cached {
     pub(super) fn end(&self) -> io::Result<()> {
         let file = &*self.file;
         self.write_back(0..u64::MAX, usize::MAX, Patience::All);
+        // Requests for memory may be writing pages again that could not be written.
+        let _length = file.resizing.write().unwrap_or_else(PoisonError::into_inner);
+        file.wait_for_writes();
         let mut over = Vec::new();
         let mut index = file.index.lock();
         // Relaxed: with the lock it does not change.

@@ -7,13 +7,13 @@
 //! `queues` comes after the lock of an index. Under it an index is locked only if that needs no waiting. `files` comes
 //! after `queues`. Nobody allocates pages, calls a backing or waits for a transfer under one of them.
 use super::evict::{Look, Queues};
-use super::folio::{AHEAD, ATTACHED, DIRTY, Folio, Folios, LOCKED, Number, QUEUED, State, WRITEBACK};
+use super::folio::{AHEAD, ATTACHED, DIRTY, Folio, Folios, LOCKED, Number, QUEUED, State, USES, WRITEBACK};
 use super::index::Nodes;
 use super::mapping::Mapping;
 use super::readahead::Decision;
 use super::stats::{Counters, PageCacheStats, add};
 use super::trace::{ReadaheadDecision, Trace};
-use super::wait::{Reads, Waits};
+use super::wait::{UnderWay, Waits};
 use super::workers::Workers;
 use crate::allocator::Allocator;
 use crate::background::Registered;
@@ -33,7 +33,7 @@ pub(super) struct Shared {
     pub(super) folios: Folios,
     pub(super) nodes: Arc<Nodes>,
     pub(super) waits: Waits,
-    pub(super) reads: Reads,
+    pub(super) under_way: UnderWay,
     pub(super) counters: Counters,
     pub(super) workers: Arc<Workers>,
     queues: Mutex<Queues>,
@@ -45,8 +45,10 @@ pub(super) struct Shared {
     pub(super) pages: AtomicUsize,
     /// Pages that are to be written.
     pub(super) dirty: AtomicUsize,
-    /// Writers write back beyond so many dirty pages.
-    pub(super) dirty_max: usize,
+    /// Pages that are being written.
+    pub(super) writing: AtomicUsize,
+    /// Writers write back beyond so many dirty pages; a fifth of the limit unless the program says otherwise.
+    dirty_max: Option<usize>,
     /// Pages of the largest window of readahead.
     pub(super) window: u32,
     /// Pages are zeroed before they are freed.
@@ -60,7 +62,7 @@ pub(super) struct Shared {
 /// What the builder was told.
 pub(super) struct Sizes {
     pub(super) limit: usize,
-    pub(super) dirty: usize,
+    pub(super) dirty: Option<usize>,
     pub(super) window: u32,
     pub(super) threads: usize,
     pub(super) is_wiped: bool,
@@ -90,7 +92,7 @@ impl Shared {
             folios: Folios::new(capacity),
             nodes: Nodes::new(),
             waits: Waits::new(),
-            reads: Reads::default(),
+            under_way: UnderWay::default(),
             counters: Counters::new(),
             workers: Arc::new(Workers::new(threads)),
             queues: Mutex::new(Queues::new(u32::try_from(limit).unwrap_or(u32::MAX))),
@@ -99,6 +101,7 @@ impl Shared {
             limit_max: limit,
             pages: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
+            writing: AtomicUsize::new(0),
             dirty_max: dirty,
             window,
             is_wiped,
@@ -138,6 +141,18 @@ impl Shared {
         self.limit.store(pages, Relaxed);
         self.queues().set_capacity(u32::try_from(pages).unwrap_or(u32::MAX));
         self.evict(self.pages.load(Relaxed).saturating_sub(pages), true);
+    }
+
+    /// Whether more pages are dirty, or being written, than writers may leave behind.
+    pub(super) fn has_too_many_dirty(&self) -> bool {
+        // Relaxed: figures that are compared.
+        let limit = self.limit.load(Relaxed);
+        let most = self.dirty_max.map_or(limit / 5, |most| most.min(limit));
+        self.dirty.load(Relaxed) + self.writing.load(Relaxed) > most
+    }
+    /// Pages that a writer has written at a time where there are too many.
+    pub(super) fn dirty_share(&self) -> usize {
+        self.dirty_max.unwrap_or(self.limit.load(Relaxed) / 5) / 8
     }
 
     /// Adds a file, which `make` makes for its number.
@@ -253,10 +268,11 @@ impl Shared {
             false => queues.insert(&[(new.get(), key_of(copy.file(), copy.at()))]),
         }
     }
-    /// Puts pages first in line for eviction.
+    /// Puts pages first in line for eviction, however often they were used.
     pub(super) fn demote(&self, numbers: &[Number]) {
         let mut queues = self.queues();
         for &number in numbers.iter().filter(|&&number| self.folios.get(number).state().has(QUEUED)) {
+            self.folios.get(number).clear(USES);
             queues.demote(number.get());
         }
     }

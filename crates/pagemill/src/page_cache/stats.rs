@@ -35,9 +35,9 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Pages that readers and writers found in the cache.
+    /// Pages that readers found in the cache.
     hits,
-    /// Pages that they did not find, and had to wait for.
+    /// Pages that readers did not find, and waited for, and those that writers made.
     misses,
     /// Pages that were read from a backing.
     read,
@@ -65,7 +65,7 @@ counts! {
     copied,
     /// Pages that were evicted.
     evicted,
-    /// Requests for memory that were made by a reclaim of the allocator.
+    /// Calls of the allocator's reclaim, for clean pages.
     shrinks,
     /// Pages lent, to be sent for example.
     lent,

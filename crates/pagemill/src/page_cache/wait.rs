@@ -8,15 +8,15 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 use core::time::Duration;
 use std::sync::PoisonError;
 
-/// The reads of a cache that are under way, and threads that have taken room for pages and not put them into their places
-/// yet. A thread that lacks room waits for the next one to end.
+/// The transfers of a cache that are under way, and threads that have taken room for pages and not put them into their
+/// places yet. A thread that lacks room waits for the next one to end.
 #[derive(Default)]
-pub(super) struct Reads {
+pub(super) struct UnderWay {
     counts: Mutex<(u64, u64)>,
     ended: Condvar,
 }
 
-impl Reads {
+impl UnderWay {
     fn counts(&self) -> MutexGuard<'_, (u64, u64)> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -31,22 +31,29 @@ impl Reads {
     pub(super) fn ended(&self) -> u64 {
         self.counts().1
     }
-    /// Sleeps until more than `before` have ended. Returns false at once if none is under way, or if none ends for so
-    /// long.
-    pub(super) fn wait_for_another(&self, before: u64, patience: Duration) -> bool {
+    /// Sleeps until more than `before` have ended, but not if none is under way, and no longer than `patience`.
+    pub(super) fn wait_for_another(&self, before: u64, patience: Duration) -> Waited {
         let mut counts = self.counts();
         while counts.1 == before {
             if counts.0 == counts.1 {
-                return false;
+                return Waited::NoneUnderWay;
             }
             let (back, over) = self.ended.wait_timeout(counts, patience).unwrap_or_else(PoisonError::into_inner);
             counts = back;
             if over.timed_out() && counts.1 == before {
-                return false;
+                return Waited::TooLong;
             }
         }
-        true
+        Waited::Ended
     }
+}
+
+/// How a wait for a transfer ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Waited {
+    Ended,
+    NoneUnderWay,
+    TooLong,
 }
 
 /// Threads that wait for different folios seldom share a row.

@@ -250,7 +250,7 @@ impl Cached {
         for &number in &numbers {
             self.shared.unpin(number, self.shared.folios.get(number), 1);
         }
-        self.shared.reads.end();
+        self.shared.under_way.end();
         add(&self.shared.counters.here().misses, placed);
         Ok(placed.checked_sub(1).map_or(0, |last| ends[last]))
     }
@@ -260,19 +260,19 @@ impl Cached {
         if n == 0 {
             return Ok(0);
         }
-        self.shared.reads.begin();
+        self.shared.under_way.begin();
         let granted = self.shared.make_room(n);
         let got = if granted > 0 { self.shared.pages_for(granted, runs) } else { 0 };
         self.shared.give_room_back(granted - got);
         if got == 0 {
-            self.shared.reads.end();
+            self.shared.under_way.end();
             runs.push(Run::of_page(self.one_page()?.into_word()));
-            self.shared.reads.begin();
+            self.shared.under_way.begin();
         }
         Ok(got.max(1))
     }
 
-    /// Marks a page dirty that is in the file. The caller has the lock of the index, and the page's.
+    /// Marks a page dirty that is in the file. The caller has the lock of the index.
     pub(super) fn make_dirty(&self, index: &mut Writing<'_>, at: u64, number: Number) {
         let before = self.shared.folios.get(number).set(DIRTY);
         if !before.has(DIRTY) && before.has(ATTACHED) {

@@ -16,6 +16,7 @@ use super::index::Mark;
 use super::mapping::{Mapping, again, byte_of, pages_for};
 use super::shared::Shared;
 use super::stats::add;
+use super::wait::Waited;
 use super::workers::Urgency;
 use crate::sync::{AtomicU64, RwLockReadGuard, thread_local};
 use core::cell::Cell;
@@ -32,9 +33,9 @@ const PAGES_MAX: usize = 256;
 const PAGES_AT_ONCE: usize = 256;
 /// How often it does so before it gives up.
 const ROUNDS: usize = 8;
-/// How often it looks again where nothing is under way: pages that others are just reading are soon free.
+/// How often it looks again where nothing is under way: pages that others are just using are soon free.
 const LOOKS: u32 = 200;
-/// A read that takes longer than this does not count as one that will end: a backing may have forgotten it.
+/// A transfer that takes longer than this does not count as one that will end: a backing may have forgotten it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Who wants pages to be written.
@@ -143,6 +144,7 @@ impl Cached {
             index.unmark(at, Mark::Dirty);
             numbers.push(number);
         }
+        self.shared.writing.fetch_add(numbers.len(), Relaxed);
         self.count_dirty(-(numbers.len() as isize));
         numbers
     }
@@ -174,6 +176,7 @@ impl Cached {
         // SAFETY: the folios have WRITEBACK and the transfer's pins. So nobody changes the pages, which needs the only
         // pin (L5), and none is freed (L3), before `write_ended`.
         let write = unsafe { WriteTransfer::new(byte_of(at), memory, done) };
+        self.shared.under_way.begin();
         match is_one_of_many {
             true => self.file.io.write(write, Urgency::Ahead),
             false => self.file.io.write_or_here(write),
@@ -210,7 +213,9 @@ impl Cached {
             self.shared.waits.wake(number, folio, before);
             self.shared.unpin(number, folio, 1);
         }
+        self.shared.writing.fetch_sub(numbers.len(), Relaxed);
         self.file.write_ends();
+        self.shared.under_way.end();
     }
 
     /// Writes all dirty pages and makes them durable.
@@ -256,15 +261,22 @@ impl Cached {
         }
     }
 
-    /// Has some pages written if there are more dirty ones than the cache likes. The writer waits meanwhile: it must not
-    /// be faster than the backing for long.
+    /// Has some pages written if there are more dirty ones than the cache likes. The writer waits until there are not: it
+    /// must not be faster than the backing for long.
     pub(super) fn throttle(&self) {
-        let is_too_much = || self.shared.dirty.load(Relaxed) > self.shared.dirty_max;
-        if is_too_much() && !is_in_backing() {
-            let wanted = PAGES_AT_ONCE.max(self.shared.dirty_max / 8);
-            let written = self.write_back(0..u64::MAX, wanted, Patience::Some);
-            if written < wanted && is_too_much() {
-                write_back_files(&self.shared, wanted - written);
+        let shared = &self.shared;
+        if !shared.has_too_many_dirty() || is_in_backing() {
+            return;
+        }
+        let wanted = PAGES_AT_ONCE.max(shared.dirty_share());
+        let written = self.write_back(0..u64::MAX, wanted, Patience::Some);
+        if written < wanted && shared.has_too_many_dirty() {
+            write_back_files(shared, wanted - written);
+        }
+        loop {
+            let ended = shared.under_way.ended();
+            if !shared.has_too_many_dirty() || shared.under_way.wait_for_another(ended, PATIENCE) != Waited::Ended {
+                return;
             }
         }
     }
@@ -275,16 +287,21 @@ impl Cached {
     /// Pages that are lent, locked, or dirty and cannot be written fill the cache.
     pub(super) fn make_room_hard(&self, n: usize) -> io::Result<()> {
         let (mut rounds, mut looks) = (0, 0);
+        let mut waits = !is_in_backing();
         while rounds < ROUNDS && looks < LOOKS {
-            let ended = self.shared.reads.ended();
+            let ended = self.shared.under_way.ended();
             if self.shared.make_room(n) == n {
                 return Ok(());
             }
             if !is_in_backing() && write_back_files(&self.shared, PAGES_AT_ONCE) > 0 {
                 rounds += 1;
-            } else if is_in_backing() || !self.shared.reads.wait_for_another(ended, PATIENCE) {
-                // No read is under way that would let its pages go, but maybe the one that this thread makes.
-                self.file.wait_for_writes();
+                continue;
+            }
+            let waited =
+                if waits { self.shared.under_way.wait_for_another(ended, PATIENCE) } else { Waited::NoneUnderWay };
+            // Once is enough: each look would wait as long.
+            waits &= waited != Waited::TooLong;
+            if waited != Waited::Ended {
                 crate::sync::let_others_on(looks);
                 looks += 1;
             }
@@ -296,15 +313,16 @@ impl Cached {
     }
 }
 
-/// Has dirty pages written, of any file of the cache, and waits for the writes. Returns how many pages.
+/// Has dirty pages written, of any file of the cache, and waits for the writes, though not for ever. Returns how many
+/// pages.
 pub(super) fn write_back_files(shared: &Arc<Shared>, most: usize) -> usize {
     let mut written = 0;
     for file in shared.all_files() {
         // Relaxed: if a page becomes dirty now, it is not what others wait for.
-        if written < most && file.dirty.load(Relaxed) > 0 {
+        if written < most && file.dirty.load(Relaxed) > 0 && !file.is_stuck() {
             let cached = Cached { shared: shared.clone(), file };
             written += cached.write_back(0..u64::MAX, most - written, Patience::Some);
-            cached.file.wait_for_writes();
+            cached.file.wait_for_writes_up_to(PATIENCE);
         }
     }
     written
