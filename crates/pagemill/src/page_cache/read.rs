@@ -68,17 +68,13 @@ impl Reader {
         pages_for(self.ends[self.turn.load(Relaxed) % ENDS].load(Relaxed))
     }
 
-    /// Notes the end of a request, in bytes, and its pages. One that goes on where one of the last ones ended takes its
+    /// Notes the end of a request, in bytes. One that goes on where the last one ended, or is a step of a stream, takes its
     /// place.
     #[inline]
-    fn note(&self, pages: &Range<u64>, end: u64) {
+    fn note(&self, pages: &Range<u64>, end: u64, step: Option<usize>) {
         let turn = self.turn.load(Relaxed);
-        let goes_on = |at: usize| {
-            let last = self.ends[at % ENDS].load(Relaxed);
-            (pages.start..=pages.end).contains(&pages_for(last))
-        };
-        let place =
-            if goes_on(turn) { turn } else { (0..ENDS).find(|&at| goes_on(at)).unwrap_or(turn.wrapping_add(1)) };
+        let goes_on = (pages.start..=pages.end).contains(&self.last_end());
+        let place = if goes_on { turn } else { step.unwrap_or(turn.wrapping_add(1)) };
         if place != turn {
             self.turn.store(place, Relaxed);
         }
@@ -90,11 +86,17 @@ impl Reader {
         page > 0 && self.ends.iter().any(|end| pages_for(end.load(Relaxed)) == page)
     }
 
-    /// Whether a request for `page`, from byte `at` on, is the next step of a stream that has been in this page.
+    /// The place of the stream of which a request for `page`, from byte `at` on, is the next step, if that stream has been in
+    /// this page.
     #[inline]
-    fn is_step_within(&self, page: u64, at: u64) -> bool {
-        self.last_end() == page + 1
-            || !at.is_multiple_of(PAGE_SIZE as u64) && self.ends.iter().any(|end| end.load(Relaxed) == at)
+    fn step_within(&self, page: u64, at: u64) -> Option<usize> {
+        if self.last_end() == page + 1 {
+            return Some(self.turn.load(Relaxed));
+        }
+        if at.is_multiple_of(PAGE_SIZE as u64) {
+            return None;
+        }
+        self.ends.iter().position(|end| end.load(Relaxed) == at)
     }
 }
 
@@ -136,7 +138,7 @@ impl Cached {
         }
         let pages = at / PAGE_SIZE as u64..pages_for(end);
         let request = Request { reader, previous: reader.last_end().checked_sub(1), pages: pages.clone() };
-        let is_step = reader.is_step_within(pages.start, at);
+        let step = reader.step_within(pages.start, at);
         let bytes_of = |page: u64| {
             let start = byte_of(page);
             at.saturating_sub(start) as usize..(end - start).min(PAGE_SIZE as u64) as usize
@@ -153,7 +155,7 @@ impl Cached {
                 let page = match hit {
                     Some((page, state)) => {
                         // A reader that goes through a page in small steps uses it once.
-                        if !(is_step && next == pages.start) {
+                        if next != pages.start || step.is_none() {
                             page.folio.used(state);
                         }
                         if state.has(MARKER) {
@@ -185,7 +187,7 @@ impl Cached {
                 next += 1;
             }
         }
-        reader.note(&pages, end);
+        reader.note(&pages, end, step);
         let counts = self.shared.counters.here();
         add(&counts.hits, (pages.end - pages.start) as usize - missed);
         if missed > 0 {
