@@ -27,7 +27,7 @@ mod write;
 mod tests;
 
 pub(super) use nodes::Nodes;
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 pub(super) use write::Occupied;
 pub(super) use write::{Mark, Verdict, Writing};
 
