@@ -66,6 +66,7 @@ cfg_if! {
         mod page_cache;
         mod page_cache_adversary;
         mod page_cache_contents;
+        mod page_cache_pages;
         mod page_cache_sharing;
         mod page_pool;
         mod placement;

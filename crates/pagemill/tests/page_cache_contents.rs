@@ -3,7 +3,7 @@
 //! The disk below it fails at random, answers short, and forgets at a power cut what was not flushed. The allocator
 //! fails at random acquisitions. One thread compares each read with a vector of bytes; many threads stamp what they own.
 use crate::common::{Over, Rng, arena, close_all_back, until};
-use pagemill::{Advice, Backing, CachedFile, Faults, Lent, PageCache, PageCount};
+use pagemill::{Advice, Allocator, Backing, CachedFile, Faults, Gfp, Lent, Page, PageCache, PageCount};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -126,7 +126,7 @@ fn check(run: &Run) {
         let file = &openers[rng.below(openers.len())];
         let at = if rng.below(3) == 0 { rng.below(FILE_MAX) / PAGE * PAGE } else { rng.below(FILE_MAX) };
         let len = if rng.below(3) == 0 { rng.below(9) * PAGE } else { rng.below(3 * PAGE) };
-        match rng.below(16) {
+        match rng.below(18) {
             0..6 => {
                 let mut read = vec![0xee; len];
                 if let Ok(n) = file.read_at(&mut read, at as u64) {
@@ -180,6 +180,7 @@ fn check(run: &Run) {
                 let range = at as u64..(at + len) as u64;
                 file.advise(if rng.below(2) == 0 { Advice::WillNeed } else { Advice::DontNeed }, range);
             }
+            15..17 => write_pages(run, step, &allocator, file, &mut model, (at / PAGE * PAGE, len), rng),
             _ if openers.len() < 3 => {
                 let another = openers[0].reopen();
                 openers.push(another);
@@ -212,6 +213,45 @@ fn check(run: &Run) {
     assert_eq!(cache.stats().dirty, 0);
     drop(cache);
     close_all_back(allocator);
+}
+
+/// Writes pages of this allocator, or of another one, which the cache copies.
+fn write_pages(
+    run: &Run,
+    step: usize,
+    allocator: &Allocator,
+    file: &CachedFile,
+    model: &mut Vec<u8>,
+    (at, len): (usize, usize),
+    rng: &mut Rng,
+) {
+    let is_foreign = rng.below(8) == 0;
+    let source = if is_foreign { Allocator::global() } else { allocator };
+    // More than the bytes need.
+    let pages: Vec<_> = (0..len.div_ceil(PAGE) + rng.below(2)).map(|_| source.alloc_page(Gfp::NOWAIT).ok()).collect();
+    let mut pages: Vec<Option<Page>> = pages.into_iter().take_while(Option::is_some).collect();
+    let len = len.min(pages.len() * PAGE);
+    for page in pages.iter_mut().flatten() {
+        page.fill_with(|| rng.below(256) as u8);
+    }
+    let bytes: Vec<u8> = pages.iter().flatten().flat_map(|page| page.iter().copied()).collect();
+    let given = pages.len();
+    match file.write_pages(&mut pages, len, at as u64) {
+        Ok(n) => {
+            assert!(n == len || run.disk + run.memory > 0, "step {step} of {}: short", run.seed);
+            let reached = n.div_ceil(PAGE);
+            assert!(pages[reached..].iter().all(Option::is_some), "step {step} of {}: more was taken", run.seed);
+            assert!(!is_foreign || pages.iter().flatten().count() == given, "step {step} of {}: foreign", run.seed);
+            if n > 0 {
+                model.resize(model.len().max(at + n), 0);
+                model[at..][..n].copy_from_slice(&bytes[..n]);
+            }
+        }
+        Err(error) => {
+            assert!(run.disk + run.memory > 0, "step {step} of {}: {error}", run.seed);
+            assert_eq!(pages.iter().flatten().count(), given, "step {step} of {}: taken for nothing", run.seed);
+        }
+    }
 }
 
 #[test]

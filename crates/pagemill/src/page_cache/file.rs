@@ -5,6 +5,7 @@ use super::mapping::again;
 use super::read::Reader;
 use super::readahead::Mode;
 use super::write::pages_of;
+use crate::handle::Page;
 use crate::sync::AtomicU64;
 use core::fmt;
 use core::ops::Range;
@@ -111,6 +112,41 @@ impl CachedFile {
     /// There is no memory for the first page, or the page cannot be read whose other bytes are to stay.
     pub fn write_at(&self, from: &[u8], at: u64) -> io::Result<usize> {
         self.cached.write(from, at)
+    }
+
+    /// Writes the first `len` bytes of these pages at `at`, where a page begins: the pages move into the cache, and no byte is
+    /// copied. Returns how many bytes were written: all, unless memory ends meanwhile. The file is lengthened if need be.
+    ///
+    /// A slot whose page was moved is a hole afterwards. A page that is still there is the caller's: it was not reached, or it
+    /// was written by a copy, because the cache has no room for it beside the one that it replaces. If a page comes from
+    /// another allocator than the cache's, all are copied. Behind the bytes of a last page that is not full, the file keeps
+    /// what it has; the contents of the page there change if it stays.
+    ///
+    /// The pages count towards the cache's limit from then on, and an [account](crate::Account) that paid for one pays until
+    /// the cache frees it. Otherwise this is [`write_at`](Self::write_at).
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at). [`InvalidInput`](io::ErrorKind::InvalidInput): `at` is inside of a page, or the array
+    /// has a hole before its `len` bytes end. After an error, all pages are the caller's.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Bulk, FileBacking, Page, PageCache};
+    /// # let path = std::env::temp_dir().join(format!("pagemill-pages-{}", std::process::id()));
+    /// let allocator = Allocator::builder().pages(64).build().unwrap();
+    /// let cache = PageCache::builder(&allocator).build();
+    /// let file = cache.open(FileBacking::options().create(true).open(&path)?)?;
+    /// let mut pages: [Option<Page>; 2] = [const { None }; 2];
+    /// allocator.alloc_pages_bulk_array(Bulk::exact(2), &mut pages).unwrap();
+    /// pages.iter_mut().flatten().for_each(|page| page.fill(7));
+    /// assert_eq!(file.write_pages(&mut pages, 5000, 4096)?, 5000);
+    /// assert!(pages.iter().all(Option::is_none));
+    /// file.close()?;
+    /// assert_eq!(std::fs::read(&path)?, [vec![0; 4096], vec![7; 5000]].concat());
+    /// # std::fs::remove_file(path)?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    pub fn write_pages(&self, pages: &mut [Option<Page>], len: usize, at: u64) -> io::Result<usize> {
+        self.cached.write_pages(pages, len, at)
     }
 
     /// Writes bytes at the end of the file, in one piece: other calls of this come before or after. Returns where they

@@ -8,7 +8,7 @@
 //! one vectored read of the backing (`backing.rs`) for each run. The reader waits for its page alone (`wait.rs`).
 //!
 //! # The way of a write
-//! `write.rs` puts bytes into pages and marks them dirty. `writeback.rs` writes runs of them to the backing: for `sync`,
+//! `write.rs` puts bytes into pages and marks them dirty; `write_pages.rs` takes pages that have them. `writeback.rs` writes runs of them to the backing: for `sync`,
 //! for writers that have made too many dirty, and for requests of memory.
 //!
 //! # Leaving
@@ -46,6 +46,7 @@ mod uring;
 mod wait;
 mod workers;
 mod write;
+mod write_pages;
 mod writeback;
 
 pub use backing::{Backing, ReadTransfer, WriteTransfer};

@@ -21,7 +21,7 @@ use std::io;
 use std::sync::PoisonError;
 
 /// Fresh pages are made so many at a time; between two times the file's length may change.
-const AT_ONCE: usize = 64;
+pub(super) const AT_ONCE: usize = 64;
 
 /// Bytes of one page that are to be written.
 pub(super) struct Patch<'b> {
@@ -47,12 +47,18 @@ impl<'b> Patch<'b> {
     }
 }
 
+/// Refuses what would lie behind the greatest length that a file may have.
+pub(super) fn check_end(at: u64, len: usize) -> io::Result<()> {
+    match at.checked_add(len as u64) {
+        Some(end) if end <= i64::MAX as u64 => Ok(()),
+        _ => Err(io::Error::new(io::ErrorKind::FileTooLarge, "a file has at most 2^63 - 1 bytes")),
+    }
+}
+
 impl Cached {
     /// Writes all of `from` at `at`. Returns how many bytes, if an error ends it after the first.
     pub(super) fn write(&self, from: &[u8], at: u64) -> io::Result<usize> {
-        if at.checked_add(from.len() as u64).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a file has at most 2^63 - 1 bytes"));
-        }
+        check_end(at, from.len())?;
         let mut done = 0;
         while done < from.len() {
             match self.write_some(&from[done..], at + done as u64) {
@@ -171,23 +177,30 @@ impl Cached {
             self.shared.give_room_back(1);
             return Err(no_memory("each page that the cache may have is lent"));
         }
+        self.replace(page, numbers[0], copy, end);
+        add(&self.shared.counters.here().copied, 1);
+        Ok(())
+    }
+
+    /// Puts another page in the place of one that this thread has locked, dirty, under a free folio's number, and lets
+    /// readers see bytes up to `end`. The old page goes when nobody has it any more.
+    pub(super) fn replace(&self, old: &Pinned<'_>, number: Number, page: Page, end: u64) {
+        let at = old.folio.at();
         let mut index = self.file.index.lock();
         // The page's place in the queues comes with its uses, so that a copy is no newcomer.
-        let flags = ATTACHED | UPTODATE | DIRTY | page.folio.state().uses_as_flags();
-        let new = self.shared.folios.begin(numbers[0], copy, self.file.number, patch.page, flags);
-        index.replace(patch.page, numbers[0]);
-        let before = page.folio.clear(ATTACHED | DIRTY | LOCKED);
+        let flags = ATTACHED | UPTODATE | DIRTY | old.folio.state().uses_as_flags();
+        let new = self.shared.folios.begin(number, page, self.file.number, at, flags);
+        index.replace(at, number);
+        let before = old.folio.clear(ATTACHED | DIRTY | LOCKED);
         if !before.has(DIRTY) {
             self.count_dirty(1);
-            index.mark(patch.page, Mark::Dirty);
+            index.mark(at, Mark::Dirty);
         }
         self.lengthen(end);
         drop(index);
-        self.shared.enqueue_copy(page.number, numbers[0]);
-        self.shared.unpin(numbers[0], new, 1);
-        page.wake(before);
-        add(&self.shared.counters.here().copied, 1);
-        Ok(())
+        self.shared.enqueue_copy(old.number, number);
+        self.shared.unpin(number, new, 1);
+        old.wake(before);
     }
 
     /// A page for a writer, which is counted.
@@ -223,7 +236,7 @@ impl Cached {
         }
         let mut numbers = Vec::with_capacity(n);
         self.shared.folios.take(n, &mut numbers);
-        let mut index = self.file.index.lock();
+        let index = self.file.index.lock();
         let free = self.file.index.next_present(first, n as u64) - first;
         // A page that is made in part must lie behind the end. If it lies there no more, others have written to it.
         let is_partial = !at.is_multiple_of(PAGE_SIZE as u64) || !bytes.is_multiple_of(PAGE_SIZE);
@@ -231,28 +244,41 @@ impl Cached {
         let placed = if is_late { 0 } else { numbers.len().min(free as usize) };
         let spare = numbers.split_off(placed);
         let rest = pages.split_off(placed);
-        for ((page, &number), at) in pages.into_iter().zip(&numbers).zip(first..) {
-            self.shared.folios.begin(number, page, self.file.number, at, ATTACHED | UPTODATE | DIRTY);
-        }
-        if placed > 0 {
-            index
-                .insert_run(first, &numbers)
-                .unwrap_or_else(|_| unreachable!("they are holes, and the index is locked"));
-            (first..first + placed as u64).for_each(|at| _ = index.mark(at, Mark::Dirty));
-            self.count_dirty(placed as isize);
-            self.lengthen(at + ends[placed - 1] as u64);
-        }
-        drop(index);
+        let end = placed.checked_sub(1).map_or(0, |last| ends[last]);
+        self.attach_dirty(index, first, &numbers, pages.into_iter(), at + end as u64);
         self.shared.give_room_back(rest.len());
         drop(rest);
         self.shared.folios.put_back(&spare);
-        self.shared.enqueue(self.file.number, (first..).zip(numbers.iter().copied()));
-        for &number in &numbers {
-            self.shared.unpin(number, self.shared.folios.get(number), 1);
-        }
         self.shared.under_way.end();
         add(&self.shared.counters.here().misses, placed);
-        Ok(placed.checked_sub(1).map_or(0, |last| ends[last]))
+        Ok(end)
+    }
+
+    /// Puts pages into neighbouring holes, from page `first` on: one for each of these free folios. The caller has looked
+    /// under this lock that they are holes. Readers see bytes up to `end` from now on.
+    pub(super) fn attach_dirty(
+        &self,
+        mut index: Writing<'_>,
+        first: u64,
+        numbers: &[Number],
+        pages: impl Iterator<Item = Page>,
+        end: u64,
+    ) {
+        if numbers.is_empty() {
+            return;
+        }
+        for ((page, &number), at) in pages.zip(numbers).zip(first..) {
+            self.shared.folios.begin(number, page, self.file.number, at, ATTACHED | UPTODATE | DIRTY);
+        }
+        index.insert_run(first, numbers).unwrap_or_else(|_| unreachable!("they are holes, and the index is locked"));
+        (first..first + numbers.len() as u64).for_each(|at| _ = index.mark(at, Mark::Dirty));
+        self.count_dirty(numbers.len() as isize);
+        self.lengthen(end);
+        drop(index);
+        self.shared.enqueue(self.file.number, (first..).zip(numbers.iter().copied()));
+        for &number in numbers {
+            self.shared.unpin(number, self.shared.folios.get(number), 1);
+        }
     }
 
     /// Pages for a writer: up to `n`, at least one of some. They count as a read under way, which the caller ends.
