@@ -43,7 +43,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 use table::Table;
 
 const PAGE_SIZE: usize = 4096;
@@ -249,6 +249,16 @@ impl Data {
         match self.table.find(key) {
             Some(open) if open.disk.modified().is_some() => open.sync(),
             _ => Ok(()),
+        }
+    }
+
+    /// Notes that this server has changed the file's mode, owner, times or names, so that it is not taken for a change of the
+    /// contents by others (D5), which would have them read again. Without this call nothing is wrong, but slower.
+    pub(crate) fn changed_here(&self, key: &FileKey) {
+        if let Some(open) = self.table.find(key)
+            && let Ok(now) = open.disk.look()
+        {
+            open.looked.lock().unwrap_or_else(PoisonError::into_inner).note(now);
         }
     }
 
