@@ -25,6 +25,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-model", &["pagemill"]),
     ("pagemill-crypt", &["pagemill", "pagemill-watch"]),
     ("pagemill-crypt-bench", &["pagemill", "pagemill-crypt", "pagemill-harness"]),
+    ("pagemill-nfs", &["pagemill"]),
     ("pagemill-nvme", &["pagemill"]),
     ("pagemill-xdp", &["pagemill", "pagemill-watch"]),
     ("pagemill-xdp-bench", &["pagemill-harness", "pagemill-xdp"]),

@@ -19,13 +19,15 @@ pub(crate) struct Path {
 
 #[path = "../../paths/crypt/checks.rs"]
 mod crypt;
+#[path = "../../paths/nfs/checks.rs"]
+mod nfs;
 #[path = "../../paths/nvme/checks.rs"]
 mod nvme;
 #[path = "../../paths/xdp/checks.rs"]
 mod xdp;
 
 /// Every path.
-pub(crate) const PATHS: &[Path] = &[crypt::CHECKS, nvme::CHECKS, xdp::CHECKS];
+pub(crate) const PATHS: &[Path] = &[crypt::CHECKS, nfs::CHECKS, nvme::CHECKS, xdp::CHECKS];
 
 /// The needs of all paths' tests.
 pub(crate) fn wants() -> Vec<Need> {
@@ -52,8 +54,8 @@ mod tests {
             let files = files.iter().map(|file| (*file).to_owned()).collect();
             untouched(&files).iter().map(|path| path.name).collect::<Vec<_>>()
         };
-        assert_eq!(left_out(&["paths/nvme/src/prp.rs"]), ["crypt", "xdp"]);
-        assert_eq!(left_out(&["paths/nvme/src/prp.rs", "paths/crypt/Cargo.toml"]), ["xdp"]);
+        assert_eq!(left_out(&["paths/nvme/src/prp.rs"]), ["crypt", "nfs", "xdp"]);
+        assert_eq!(left_out(&["paths/nvme/src/prp.rs", "paths/crypt/Cargo.toml"]), ["nfs", "xdp"]);
         assert_eq!(left_out(&["paths/nvme/src/prp.rs", "crates/pagemill/src/free.rs"]), [""; 0]);
         assert_eq!(left_out(&[]), [""; 0], "a clean checkout: every path is tested");
     }

@@ -1,0 +1,5 @@
+//! What the checks do for the NFS server; read by xtask/src/paths.rs.
+
+use super::Path;
+
+pub(super) const CHECKS: Path = Path { name: "nfs", package: "pagemill-nfs", wants: &[], program_tests: &[] };
