@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, SystemTime};
 
 /// A file as it is after a power cut, and how its disk fails.
@@ -22,7 +22,8 @@ struct Fake {
     /// So many of the next writes or flushes fail.
     writes: AtomicUsize,
     flushes: AtomicUsize,
-    reads: AtomicUsize,
+    /// A flush waits here as it begins, and again.
+    gate: Mutex<Option<Arc<Barrier>>>,
 }
 
 impl Fake {
@@ -46,7 +47,6 @@ impl Backing for FakeDisk {
         Ok(self.1.metadata()?.size())
     }
     fn read_vectored_at(&self, into: &mut [IoSliceMut<'_>], at: u64) -> io::Result<usize> {
-        self.0.reads.fetch_add(1, SeqCst);
         self.0.fails(&AtomicUsize::new(0))?;
         into.first_mut().map_or(Ok(0), |into| self.1.read_at(into, at))
     }
@@ -55,6 +55,11 @@ impl Backing for FakeDisk {
         from.first().map_or(Ok(0), |from| self.1.write_at(from, at))
     }
     fn sync(&self) -> io::Result<()> {
+        let gate = self.0.gate.lock().unwrap().clone();
+        if let Some(gate) = gate {
+            gate.wait();
+            gate.wait();
+        }
         let mut durable = self.0.durable.lock().unwrap();
         let mut bytes = vec![0; self.1.metadata()?.size() as usize];
         self.1.read_exact_at(&mut bytes, 0)?;
@@ -449,6 +454,25 @@ fn attributes_are_those_of_the_last_write_before_and_after_write_back() {
     set.write(0, 0, &[9], Stable::Unstable).unwrap();
     set.set_len(0, 50).unwrap();
     assert_eq!((set.on_disk(0).len(), set.on_disk(0)[0], set.pending(0)), (50, 9, None));
+}
+
+#[test]
+fn a_write_beside_a_commit_is_pending_after_it() {
+    let set = Set::new(1, 512, 8, LOOK_EVERY, true);
+    let gate = Arc::new(Barrier::new(2));
+    set.write(0, 0, &[7; 5000], Stable::Unstable).unwrap();
+    *set.fake(0).gate.lock().unwrap() = Some(gate.clone());
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| set.commit(0));
+        gate.wait();
+        set.write(0, 5000, &[8; 5000], Stable::Unstable).unwrap();
+        gate.wait();
+        commit.join().unwrap().unwrap();
+    });
+    *set.fake(0).gate.lock().unwrap() = None;
+    assert_eq!((set.on_disk(0).len(), set.pending(0).map(|pending| pending.len)), (5000, Some(10_000)));
+    set.commit(0).unwrap();
+    assert_eq!((set.on_disk(0).len(), set.pending(0)), (10_000, None));
 }
 
 #[test]
