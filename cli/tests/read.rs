@@ -77,6 +77,12 @@ fn options_change_what_is_read_ahead() {
         assert_eq!((&report["read"], &report["reads_failed"]), (&512.into(), &0.into()), "{report}");
         (report["reads"].as_u64().unwrap(), report["read_ahead"].as_u64().unwrap())
     };
+    let again = json(&into_out(&folder, &["--json", "--memory", "1M", "--random", "file", "file"]));
+    assert_eq!(
+        (&again["read"], &again["read_ahead"]),
+        (&1024.into(), &0.into()),
+        "the second reader is told, too: {again}"
+    );
     assert_eq!(reads(&["--window", "0"]), (512, 0));
     assert_eq!(reads(&["--random"]), (512, 0));
     let (small, large) = (reads(&["--window", "64K"]), reads(&["--window", "1M"]));
@@ -271,6 +277,6 @@ fn malformed_command_lines_are_refused() {
     let window = folder.pagemill(&["read", "--window", "2M", "--memory", "1M", "src"]);
     window.refused_by(
         "read",
-        &["a window of 2097152 bytes: an eighth of --memory, 131072 bytes, is the most", "a smaller --window"],
+        &["a window of 2.00 MiB: an eighth of --memory, 128.00 KiB, is the most", "a smaller --window"],
     );
 }

@@ -126,7 +126,7 @@ fn delayed(out: &mut dyn Write, records: &[Record], bench: &str, delay: u128) ->
     }
     align(&mut table, 1);
     writeln!(out, "{}", table.trim_fmt())?;
-    let note = "ideal: computed, one delay and then all bytes. cache: blocking calls by two threads and the reader. -begins: \
+    let note = "ideal: computed, one delay and then all bytes. cache: blocking calls by three threads and the reader. -begins: \
                 the source takes reads and completes them. -wide: and windows of what it delivers in two delays. -0: \
                 nothing is read ahead. one: no cache, one request at a time";
     writeln!(out, "{}", wrap(note))

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use indicatif::ProgressBar;
+use indicatif::{BinaryBytes, ProgressBar};
 use pagemill::{Advice, PAGE_SIZE, PageCache, PageCount};
 
 use crate::allocator::default_allocator;
@@ -39,7 +39,8 @@ pub(crate) struct ReadArgs {
     #[arg(required = true, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(named))]
     files: Vec<PathBuf>,
 
-    /// The largest window of readahead; 0: none [default: 4M]
+    /// The largest window of readahead; 0: none [default: 4M, or an eighth of
+    /// --memory]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     window: Option<u64>,
 
@@ -181,10 +182,9 @@ pub(crate) fn run(args: &ReadArgs) -> Result<(), Failure> {
     let window_max = args.memory / 8;
     let window = args.window.unwrap_or(WINDOW.min(window_max));
     if window > window_max {
-        let why = format!("an eighth of --memory, {window_max} bytes, is the most");
-        return Err(
-            Failure::new(format!("a window of {window} bytes"), why).next("give a smaller --window, or more --memory")
-        );
+        let why = format!("an eighth of --memory, {}, is the most", BinaryBytes(window_max));
+        return Err(Failure::new(format!("a window of {}", BinaryBytes(window)), why)
+            .next("give a smaller --window, or more --memory"));
     }
     let limit = pages(args.memory);
     // Beside the cache's pages, those that the watermarks keep back.
@@ -268,7 +268,7 @@ impl Stream<'_> {
     fn files(&mut self) -> Result<(), Failure> {
         let files = &self.args.files;
         for (i, path) in files.iter().enumerate() {
-            let opened = match self.kept.take(path) {
+            let opened = match self.kept.take(path, self.args.hint.advice()) {
                 Some(source) => Ok(source),
                 None => Source::open(path, &self.cache, self.args, self.out_is),
             };

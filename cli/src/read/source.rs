@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use pagemill::{CachedFile, FileBacking, PageCache};
+use pagemill::{Advice, CachedFile, FileBacking, PageCache};
 use rustix::fs::OFlags;
 
 use super::{Engine, ReadArgs};
@@ -57,10 +57,12 @@ impl Kept {
     }
 
     /// Another reader of a file that was read before, unless it has changed since.
-    pub(super) fn take(&mut self, path: &Path) -> Option<Source> {
+    pub(super) fn take(&mut self, path: &Path, advice: Advice) -> Option<Source> {
         let source = self.0.remove(path)?;
         let is_same = fs::metadata(path).is_ok_and(|meta| Version::of(&meta) == source.version);
-        is_same.then(|| Source { file: source.file.reopen(), ..source })
+        let file = is_same.then(|| source.file.reopen())?;
+        file.advise(advice, 0..0);
+        Some(Source { file, ..source })
     }
 }
 

@@ -48,6 +48,11 @@
 //! such as a disk driver, keeps enough for one operation in a [`Mempool`]. [`Faults`] make requests fail on purpose, so
 //! that a program's handling of short memory can be tested.
 //!
+//! # Files
+//! A [`PageCache`] keeps pages of files ([`CachedFile`]), with a limit of its own and, by `O_DIRECT`, past the system's cache:
+//! for servers of files, volumes or objects. It reads ahead from any [`Backing`], writes back, and lends pages ([`Lent`])
+//! that a socket sends without a copy. Memory that is short elsewhere comes from it: it is a [`Shrinker`].
+//!
 //! # Programs to start from
 //! In the folder `examples` of this crate, each run by `cargo run --release -p pagemill --example NAME`:
 //! - `hello`, `array_with_holes`, `callback_iovec`, `runs`: the forms of a request.

@@ -54,7 +54,8 @@ pub enum Advice {
     Sequential,
     /// It is read at random: nothing is read ahead.
     Random,
-    /// It is read in sequence, once: pages go when they have been read (drop-behind).
+    /// It is read in sequence, once: pages go when they have been read (drop-behind), in steps of half the largest window,
+    /// unless others use them too.
     NoReuse,
     /// The range will be read soon. Reading it begins now.
     WillNeed,
@@ -72,7 +73,7 @@ impl CachedFile {
 
     /// Another opener of the same file, with a window of its own.
     ///
-    /// It is told the errors of write-back from now on, and before that the last one if nobody was told of it.
+    /// It begins with [`Advice::Normal`], whatever this one was told. It is told the errors of write-back from now on, and before that the last one if nobody was told of it.
     #[must_use]
     pub fn reopen(&self) -> Self {
         Self::new(self.cached.clone())
@@ -196,7 +197,8 @@ impl CachedFile {
     }
 
     /// Says how the file will be used. [`WillNeed`](Advice::WillNeed) and [`DontNeed`](Advice::DontNeed) are about these
-    /// bytes; the others are about this opener, and the range does not matter.
+    /// bytes; the others are about this opener, and do not look at the range: `0..0`
+    /// will do.
     ///
     /// ```
     /// # use pagemill::{Advice, Allocator, FileBacking, PageCache};

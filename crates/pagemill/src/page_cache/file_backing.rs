@@ -48,7 +48,8 @@ pub struct FileBacking {
     files: Arc<Files>,
 }
 
-/// How a [`FileBacking`] is opened: by default to read and write a file that is there, through the system's cache.
+/// How a [`FileBacking`] is opened: by default to read and write a file that is there, through the system's cache. Files that
+/// do not say how long they are, such as those of `/proc`, are empty to it.
 ///
 /// ```
 /// use pagemill::FileBacking;

@@ -152,7 +152,8 @@ impl Folio {
     /// Takes pins away. The caller has them. Returns the word without them.
     #[inline]
     pub(super) fn unpin(&self, pins: u64) -> State {
-        // Release pairs with the Acquire of whoever changes or frees the page next: this thread's reads come first.
+        // Release pairs with the Acquire of whoever changes or frees the page next: this thread's reads come first. Acquire
+        // is for the thread that takes the last pin away and frees: others' reads come before.
         State(self.state.fetch_sub(pins * PIN, AcqRel) - pins * PIN)
     }
 

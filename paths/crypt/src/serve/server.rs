@@ -175,7 +175,8 @@ impl Server {
     /// How the disk is accessed, in a few words.
     #[must_use]
     pub fn way(&self) -> String {
-        let cache = if self.shared.path.disk.is_direct() { "past the page cache" } else { "through the page cache" };
+        let cache =
+            if self.shared.path.disk.is_direct() { "past the system's cache" } else { "through the system's cache" };
         format!("{}, {cache}", self.way)
     }
 
