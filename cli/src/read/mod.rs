@@ -39,8 +39,9 @@ pub(crate) struct ReadArgs {
     #[arg(required = true, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(named))]
     files: Vec<PathBuf>,
 
-    /// The largest window of readahead; 0: none [default: 4M, or an eighth of
-    /// --memory]
+    /// The largest window of readahead; 0: none [default: 4M]
+    ///
+    /// With less than 32M of --memory an eighth of that.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     window: Option<u64>,
 
