@@ -1,5 +1,7 @@
-//! A request, between the connection and what answers it.
-use pagemill::Page;
+//! A request, between the connection that received it and what answers it.
+use std::net::SocketAddr;
+
+use pagemill::{Lent, Page};
 
 /// The bytes of a WRITE, on pages of the thread's array. Whoever takes a page leaves a hole, which the thread fills
 /// before its next request.
@@ -7,4 +9,59 @@ pub(crate) struct Payload<'a> {
     pub(crate) pages: &'a mut [Option<Page>],
     /// The first byte is at the beginning of the first page.
     pub(crate) len: usize,
+}
+
+/// Who a request says that it comes from (RFC 5531, appendix A).
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Credential {
+    /// `AUTH_NONE`
+    None,
+    /// `AUTH_SYS`
+    Sys(Caller),
+}
+
+/// The user that a request claims.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Caller {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// At most 16.
+    pub(crate) groups: Vec<u32>,
+}
+
+/// A request.
+pub(crate) struct Call<'a> {
+    pub(crate) xid: u32,
+    pub(crate) program: u32,
+    pub(crate) version: u32,
+    pub(crate) procedure: u32,
+    pub(crate) credential: Credential,
+    pub(crate) peer: SocketAddr,
+    /// The arguments in XDR: all bytes after the header of the call. Those of a WRITE end with the length of its data.
+    pub(crate) args: &'a [u8],
+    /// The data of a WRITE, whose length is that in `args`; otherwise empty.
+    pub(crate) payload: Payload<'a>,
+}
+
+/// What a request is answered with (RFC 5531, `accept_stat` and `reject_stat`).
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// The results in XDR.
+    Results(Vec<u8>),
+    /// The results in XDR, up to the length of their data, and the data. What sends them pads them.
+    Lent(Vec<u8>, Lent),
+    /// `PROG_UNAVAIL`
+    NoProgram,
+    /// `PROG_MISMATCH`, with the lowest and the highest version.
+    NoVersion(u32, u32),
+    /// `PROC_UNAVAIL`
+    NoProcedure,
+    /// `GARBAGE_ARGS`
+    Garbage,
+    /// `SYSTEM_ERR`
+    SystemError,
+    /// `AUTH_ERROR` with `AUTH_TOOWEAK`
+    TooWeak,
+    /// No answer: the same request is being answered already.
+    Nothing,
 }
