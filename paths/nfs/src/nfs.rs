@@ -6,6 +6,8 @@ mod attributes;
 mod files;
 mod listing;
 mod names;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::AsFd;
 

@@ -20,14 +20,31 @@ pub(crate) struct Programs {
     nfs: Nfs,
     mounts: Mounts,
     given: Given,
+    /// Whether ports are served that any user of a client's machine may use.
+    is_insecure: bool,
 }
 
+/// The lowest port that any user may use.
+const UNPRIVILEGED: u16 = 1024;
+
 impl Programs {
-    pub(crate) fn new(nfs: Nfs) -> Self {
-        Self { nfs, mounts: Mounts::default(), given: Given::default() }
+    pub(crate) fn new(nfs: Nfs, is_insecure: bool) -> Self {
+        Self { nfs, mounts: Mounts::default(), given: Given::default(), is_insecure }
+    }
+
+    /// Puts everything on the disk that clients wrote.
+    ///
+    /// # Errors
+    /// Data are lost that a client may believe written, unless it asks for the verifier of a later server.
+    pub(crate) fn close(&self) -> std::io::Result<()> {
+        self.nfs.data.sync_all()
     }
 
     pub(crate) fn answer(&self, call: &mut Call<'_>) -> Answer {
+        // Procedure 0 of every program does nothing; it is how a client finds out that there is a server.
+        if call.peer.port() >= UNPRIVILEGED && !self.is_insecure && call.procedure != 0 {
+            return Answer::TooWeak;
+        }
         match (call.program, call.version) {
             (nfs::PROGRAM, 3) if changes_names(call.procedure) => {
                 let asked = self.given.asked(call);

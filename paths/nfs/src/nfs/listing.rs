@@ -95,7 +95,8 @@ impl Nfs {
         let mut listing = Listing::new(room);
         let is_end = act_as(caller, || {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let open = rustix::fs::openat(&directory.fd, c".", flags, Mode::empty())?;
+            // By its path and not by a name in itself, which only those may look up that may search it.
+            let open = rustix::fs::open(directory.path(), flags, Mode::empty())?;
             if cookie != 0 {
                 seek(&open, SeekFrom::Start(cookie))?;
             }
