@@ -10,6 +10,7 @@ mod export;
 mod handles;
 mod mount;
 mod nfs;
+mod pages;
 mod service;
 mod status;
 mod xdr;
