@@ -39,6 +39,13 @@ pub(crate) fn crypt(args: &pagemill_crypt::commands::CryptArgs) -> Result<(), Fa
     print(&said.out)
 }
 
+#[cfg(feature = "nfs")]
+pub(crate) fn nfs(args: &pagemill_nfs::commands::NfsArgs) -> Result<(), Failure> {
+    let said = pagemill_nfs::commands::run(args, &mut |what| warn("nfs", what))
+        .map_err(|error| failed(args.name(), &error, error.next_step()))?;
+    print(&said)
+}
+
 #[cfg(feature = "nvme")]
 pub(crate) fn nvme(args: &pagemill_nvme::commands::NvmeArgs) -> Result<(), Failure> {
     use pagemill_nvme::Error;

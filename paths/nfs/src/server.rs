@@ -125,14 +125,8 @@ impl Server {
     pub(crate) fn page_counters(&self) -> &PageCounters {
         &self.page_counters
     }
-    /// Answers the requests in progress, ends all threads, and closes all connections.
-    pub(crate) fn stop(self) {
-        drop(self);
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
+    /// Answers the requests in progress, ends all threads, and closes all connections. Counters can be read still.
+    pub(crate) fn stop(&mut self) {
         self.hub.stop.cancel();
         self.hub.poller.stop();
         for thread in mem::take(&mut self.threads) {
@@ -140,6 +134,12 @@ impl Drop for Server {
             let _ = thread.join();
         }
         self.hub.table.all().iter().for_each(|connection| connection.close(&self.hub, Why::Stopped));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::call::{Answer, Call};
 use crate::mount::{self, Mounts};
 use crate::nfs::{self, Nfs};
+use crate::server::Service;
 
 /// Answers that are kept.
 const KEPT: usize = 1024;
@@ -39,8 +40,10 @@ impl Programs {
     pub(crate) fn close(&self) -> std::io::Result<()> {
         self.nfs.data.sync_all()
     }
+}
 
-    pub(crate) fn answer(&self, call: &mut Call<'_>) -> Answer {
+impl Service for Programs {
+    fn answer(&self, call: &mut Call<'_>) -> Answer {
         // Procedure 0 of every program does nothing; it is how a client finds out that there is a server.
         if call.peer.port() >= UNPRIVILEGED && !self.is_insecure && call.procedure != 0 {
             return Answer::TooWeak;

@@ -1,5 +1,6 @@
 //! `pagemill nfs`: its arguments, and what it says.
 mod allow;
+mod report;
 mod serve;
 
 use clap::{Args, Subcommand};

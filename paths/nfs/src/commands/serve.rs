@@ -4,7 +4,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args;
 use pagemill::{Allocator, PAGE_SIZE, PageCache, PageCount};
@@ -13,6 +12,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use super::allow::Network;
+use super::report::Report;
 use crate::Error;
 use crate::credentials::Squash;
 use crate::data::Data;
@@ -20,7 +20,7 @@ use crate::export::{Export, Settings};
 use crate::handles::Key;
 use crate::nfs::Nfs;
 use crate::pages::SLOTS;
-use crate::server::{self, PARKED_MAX, Server};
+use crate::server::{self, Server};
 use crate::service::Programs;
 
 /// Serve a directory by NFSv3, until SIGTERM or SIGINT
@@ -134,19 +134,20 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let settings = server::Settings {
         threads: args.threads.into(),
         connections: args.max_connections as usize,
-        stalled_after: Duration::from_secs(30),
+        ..server::Settings::default()
     };
-    let server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
+    let mut server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
         .map_err(|error| Error::io("starting the server's threads", error))?;
     notice(&format!("serving {} at {at}: {} threads", args.directory.display(), args.threads));
 
     // A byte comes with a signal. Whatever else ends the wait would mean that none can come any more.
     let _ = stop.read(&mut [0]);
-    let said = server.stop();
-    let lost = programs.close();
+    server.stop();
+    let report = Report::of(server.counters(), server.page_counters());
+    let written = programs.close();
     drop(stats);
-    let text = if args.json { said.json() } else { said.text() };
-    lost.map(|()| text).map_err(|error| Error::io("writing back what clients wrote", error))
+    written.map_err(|error| Error::io("writing back what clients wrote", error))?;
+    Ok(if args.json { report.json() } else { report.to_string() })
 }
 
 fn signals() -> std::io::Result<UnixStream> {
@@ -171,7 +172,7 @@ struct Memory {
 
 impl Memory {
     fn new(args: &ServeArgs) -> Result<Self, Error> {
-        let beside = usize::from(args.threads) * SLOTS + PARKED_MAX;
+        let beside = usize::from(args.threads) * SLOTS + server::Settings::default().unfinished_pages;
         let builder = Allocator::builder();
         let builder = match args.cache {
             // And some that the processors' lists have.

@@ -16,6 +16,7 @@ use crate::data::Data;
 use crate::export::{Export, Settings};
 use crate::handles::Key;
 use crate::nfs::Nfs;
+use crate::server::Service;
 use crate::service::Programs;
 use crate::xdr::pack;
 
