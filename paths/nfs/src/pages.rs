@@ -91,9 +91,9 @@ impl PageArray {
         let n = consumed.len();
         let first = self.fill(Bulk::up_to(n).gfp(Gfp::NOWAIT));
         add(&self.counts.refills, 1);
-        add(&self.counts.holes, (n - first.occupied + first.added) as u64);
+        add(&self.counts.holes, n - first.occupied + first.added);
         if first.occupied < n {
-            self.refill_short(first, stop)?;
+            return self.refill_short(first, stop);
         }
         self.consumed = 0..0;
         Ok(())
@@ -101,10 +101,12 @@ impl PageArray {
 
     /// The rest of a refill that found too few free pages.
     #[cold]
+    #[inline(never)]
     fn refill_short(&mut self, mut last: Filled, stop: &Cancel) -> Result<(), Stopped> {
         let n = self.consumed.len();
         let mut may_sleep = false;
         while last.occupied < n {
+            add(&self.counts.short_refills, usize::from(last.added > 0));
             if stop.is_cancelled() {
                 return Err(Stopped);
             }
@@ -112,25 +114,29 @@ impl PageArray {
                 add(&self.counts.sleeps, 1);
                 let began = Instant::now();
                 let filled = self.fill(Bulk::up_to(n).timeout(UNTIL_WOKEN).cancel(stop));
-                add(&self.counts.slept_ns, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                add(&self.counts.slept_ns, began.elapsed().as_nanos() as usize);
                 filled
             } else {
                 self.fill(Bulk::up_to(n).gfp(Gfp::KERNEL | Gfp::NORETRY))
             };
             may_sleep = last.added == 0;
         }
+        self.consumed = 0..0;
         Ok(())
     }
 
     /// One request for the holes of the slice that was consumed.
+    #[inline(always)]
     fn fill(&mut self, request: Bulk<'_>) -> Filled {
         let slots = &mut self.slots[self.consumed.clone()];
-        let filled = self.allocator.alloc_pages_bulk_array(request, slots);
-        // It has no least number, so no shortage is an error.
-        let filled = filled.unwrap_or_else(|error| panic!("a refill of {} slots: {error}", slots.len()));
-        add(&self.counts.pages, filled.added as u64);
-        add(&self.counts.short_refills, u64::from(filled.added > 0 && filled.occupied < slots.len()));
-        filled
+        match self.allocator.alloc_pages_bulk_array(request, slots) {
+            Ok(filled) => {
+                add(&self.counts.pages, filled.added);
+                filled
+            }
+            // It has no least number, so no shortage is an error.
+            Err(error) => panic!("a refill of {} slots: {error}", slots.len()),
+        }
     }
 
     /// The first pages, enough for `bytes`. The caller may take them. The next refill looks at them, beside those that were handed
@@ -178,8 +184,8 @@ struct Counts {
 }
 
 /// Counts on. There is one writer, so the sum needs no locked instruction. Relaxed: nothing else is read by what it says.
-fn add(counter: &AtomicU64, more: u64) {
-    counter.store(counter.load(Relaxed) + more, Relaxed);
+fn add(counter: &AtomicU64, more: usize) {
+    counter.store(counter.load(Relaxed) + more as u64, Relaxed);
 }
 
 /// What was counted, at one moment.

@@ -53,8 +53,10 @@ pub(crate) const ORDERS: [ListOrder; 2] = [ListOrder::Random, ListOrder::InOrder
 pub(crate) const STEPS: usize = PATTERNS.len();
 
 /// Arrays are refilled one after the other between two readings of the clock, so that it costs little beside them: as many as
-/// have so many holes together, and [`ARRAYS_MOST`] at most. Up to so many pages stay on the CPU's list when they are freed.
-const HOLES_AT_ONCE: usize = 128;
+/// have so many holes together, and [`ARRAYS_MOST`] at most. The list of a CPU holds 256
+/// pages from the start (`ListPolicy::LIMIT_MIN`), so these stay on it when they are freed: others would come back from the zone,
+/// in order.
+const HOLES_AT_ONCE: usize = 192;
 const ARRAYS_MOST: usize = 16;
 
 /// Pages that are shuffled before a round, so that the array's come from places that are not neighbours.
@@ -145,22 +147,28 @@ impl<A: Array> Held<A> {
         }
     }
 
-    /// Pages of slots leave the arrays, and are freed so that the list has them in this order.
-    fn empty(&mut self, slice: &Range<usize>, step: usize, order: ListOrder, rng: &mut fastrand::Rng) {
+    /// Pages of slots leave the arrays.
+    fn take(&mut self, slice: &Range<usize>, step: usize) {
         for array in &mut self.arrays {
             self.gone.extend(array.slots(slice.clone()).iter_mut().step_by(step).filter_map(Option::take));
         }
+    }
+
+    /// Frees the pages that left, so that the list has them in this order. Returns how many.
+    fn free(&mut self, order: ListOrder, rng: &mut fastrand::Rng) -> usize {
         match order {
             ListOrder::Random => rng.shuffle(&mut self.gone),
             // As the zone fills the list.
             ListOrder::Fifo | ListOrder::InOrder => self.gone.sort_unstable_by_key(|page| page.addr()),
         }
+        // A vector drops its first page first.
+        self.gone.drain(..).count()
     }
 
     /// Brings list and arrays into an order before a round.
     fn arrange(&mut self, order: ListOrder, rng: &mut fastrand::Rng) {
-        self.empty(&(0..SLOTS), 1, order, rng);
-        self.gone.clear();
+        self.take(&(0..SLOTS), 1);
+        self.free(order, rng);
         self.allocator.drain();
         if order == ListOrder::Random {
             let mut stock: Vec<Page> =
@@ -192,24 +200,33 @@ impl<A: Array> Lane for Held<A> {
         self.arrange(order, rng);
         let (mut elapsed, mut pages) = (Duration::ZERO, 0);
         for _ in 0..reps {
-            self.empty(&slice, step, order, rng);
-            pages += self.gone.len();
-            self.gone.clear();
+            self.take(&slice, step);
+            pages += self.free(order, rng);
             let start = Instant::now();
             self.refill(&slice);
             black_box(&mut self.arrays);
             elapsed += start.elapsed();
         }
         // A slot that stayed empty is missing from the next repetition's pages.
-        self.empty(&slice, step, order, rng);
-        let (wanted, last) = (self.arrays.len() * self.pattern.holes(), self.gone.len());
-        self.gone.clear();
-        self.refill(&slice);
-        if pages != reps * wanted || last != wanted {
+        self.take(&slice, step);
+        let wanted = self.arrays.len() * self.pattern.holes();
+        let are_in_order = are_in_order(&self.gone);
+        if pages != reps * wanted || self.free(order, rng) != wanted {
             return Err(format!("left some of {wanted} holes"));
         }
+        if are_in_order.is_some_and(|are| are != (order == ListOrder::InOrder)) {
+            return Err(format!("did not get its pages in the order `{}`", order.label()));
+        }
+        self.refill(&slice);
         Ok((elapsed, pages))
     }
+}
+
+/// Whether the addresses of most pages are all above those of the pages before, or all below: at random half of them are. None if
+/// the pages are too few to tell.
+fn are_in_order(pages: &[Page]) -> Option<bool> {
+    let (all, up) = (pages.len(), pages.windows(2).filter(|pair| pair[0].addr() < pair[1].addr()).count());
+    (all >= 64).then(|| 4 * up < all || 4 * up > 3 * all)
 }
 
 #[cfg(test)]
