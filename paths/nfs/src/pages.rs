@@ -230,7 +230,7 @@ impl PageCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagemill::{Memory, PageList};
+    use pagemill::{Memory, PageList, Shrink, Shrinker};
     use std::sync::mpsc::{Receiver, channel};
     use std::thread;
 
@@ -367,6 +367,29 @@ mod tests {
         let counts = counters.snapshot();
         assert_eq!((counts.sleeps, counts.short_refills, counts.pages), (1, 0, 259 + 1));
         drop(others);
+    }
+
+    /// A cache that frees all its pages.
+    struct Cache(Mutex<PageList>);
+
+    impl Shrinker for Cache {
+        fn shrink(&self, _: Shrink) -> usize {
+            self.0.try_lock().map_or(0, |mut pages| std::mem::take(&mut *pages).count())
+        }
+    }
+
+    #[test]
+    fn a_refill_that_reclaim_serves_does_not_sleep() {
+        let allocator = allocator(1024);
+        let (mut array, counters) = full(&allocator);
+        let taken: Vec<_> = array.payload(4 * PAGE_SIZE).iter_mut().map(Option::take).collect();
+        let cache = Arc::new(Cache(Mutex::new(take_all(&allocator))));
+        let registered = allocator.register_shrinker(cache);
+        array.refill(&Cancel::new()).unwrap();
+        let counts = counters.snapshot();
+        assert_eq!((counts.pages, counts.sleeps, counts.slept_ns), (259 + 4, 0, 0));
+        assert_eq!(allocator.stats().reclaim_direct, 1);
+        drop((taken, registered));
     }
 
     #[test]
