@@ -101,7 +101,7 @@ fn of_pattern(run: &Run<'_>, pattern: &Pattern, order: ListOrder) -> Result<Vec<
 }
 
 /// The rows, each with an allocator of its own.
-fn lanes(pattern: &Pattern) -> Result<Vec<(&'static str, Box<dyn Lane>)>, Error> {
+fn lanes(pattern: &Pattern) -> Result<Vec<Row>, Error> {
     Ok(vec![
         (ARRAY, lane::<ServerArray>(pattern)?),
         (WHOLE, plain::<Whole>(pattern)?),
@@ -122,7 +122,10 @@ fn lane<A: Array + 'static>(pattern: &Pattern) -> Result<Box<dyn Lane>, Error> {
     Ok(Box::new(Held { arrays, gone: Vec::with_capacity(HOLES_AT_ONCE + SLOTS), allocator, pattern: pattern.clone() }))
 }
 
-/// A row, with its arrays.
+/// A row's name, and its arrays.
+type Row = (&'static str, Box<dyn Lane>);
+
+/// The arrays of a row.
 trait Lane {
     /// Takes all pages out and fills the arrays, and checks that they then have distinct pages, aligned, in all slots.
     fn verify(&mut self) -> Result<(), String>;
@@ -133,7 +136,6 @@ trait Lane {
 }
 
 struct Held<A> {
-    /// Before the allocator, to which their pages go back.
     arrays: Vec<A>,
     gone: Vec<Page>,
     allocator: Allocator,
