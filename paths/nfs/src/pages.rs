@@ -91,9 +91,9 @@ impl PageArray {
         let n = consumed.len();
         let first = self.fill(Bulk::up_to(n).gfp(Gfp::NOWAIT));
         add(&self.counts.refills, 1);
-        add(&self.counts.holes, (n - first.occupied + first.added) as u64);
+        add(&self.counts.holes, n - first.occupied + first.added);
         if first.occupied < n {
-            self.refill_short(first, stop)?;
+            return self.refill_short(first, stop);
         }
         self.consumed = 0..0;
         Ok(())
@@ -101,10 +101,12 @@ impl PageArray {
 
     /// The rest of a refill that found too few free pages.
     #[cold]
+    #[inline(never)]
     fn refill_short(&mut self, mut last: Filled, stop: &Cancel) -> Result<(), Stopped> {
         let n = self.consumed.len();
         let mut may_sleep = false;
         while last.occupied < n {
+            add(&self.counts.short_refills, usize::from(last.added > 0));
             if stop.is_cancelled() {
                 return Err(Stopped);
             }
@@ -112,25 +114,29 @@ impl PageArray {
                 add(&self.counts.sleeps, 1);
                 let began = Instant::now();
                 let filled = self.fill(Bulk::up_to(n).timeout(UNTIL_WOKEN).cancel(stop));
-                add(&self.counts.slept_ns, u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                add(&self.counts.slept_ns, began.elapsed().as_nanos() as usize);
                 filled
             } else {
                 self.fill(Bulk::up_to(n).gfp(Gfp::KERNEL | Gfp::NORETRY))
             };
             may_sleep = last.added == 0;
         }
+        self.consumed = 0..0;
         Ok(())
     }
 
     /// One request for the holes of the slice that was consumed.
+    #[inline(always)]
     fn fill(&mut self, request: Bulk<'_>) -> Filled {
         let slots = &mut self.slots[self.consumed.clone()];
-        let filled = self.allocator.alloc_pages_bulk_array(request, slots);
-        // It has no least number, so no shortage is an error.
-        let filled = filled.unwrap_or_else(|error| panic!("a refill of {} slots: {error}", slots.len()));
-        add(&self.counts.pages, filled.added as u64);
-        add(&self.counts.short_refills, u64::from(filled.added > 0 && filled.occupied < slots.len()));
-        filled
+        match self.allocator.alloc_pages_bulk_array(request, slots) {
+            Ok(filled) => {
+                add(&self.counts.pages, filled.added);
+                filled
+            }
+            // It has no least number, so no shortage is an error.
+            Err(error) => panic!("a refill of {} slots: {error}", slots.len()),
+        }
     }
 
     /// The first pages, enough for `bytes`. The caller may take them. The next refill looks at them, beside those that were handed
@@ -178,8 +184,8 @@ struct Counts {
 }
 
 /// Counts on. There is one writer, so the sum needs no locked instruction. Relaxed: nothing else is read by what it says.
-fn add(counter: &AtomicU64, more: u64) {
-    counter.store(counter.load(Relaxed) + more, Relaxed);
+fn add(counter: &AtomicU64, more: usize) {
+    counter.store(counter.load(Relaxed) + more as u64, Relaxed);
 }
 
 /// What was counted, at one moment.
@@ -224,7 +230,7 @@ impl PageCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagemill::{Memory, PageList};
+    use pagemill::{Memory, PageList, Shrink, Shrinker};
     use std::sync::mpsc::{Receiver, channel};
     use std::thread;
 
@@ -304,9 +310,9 @@ mod tests {
     fn what_was_consumed_only_grows_until_the_next_refill() {
         let (mut array, _) = full(&allocator(1024));
         array.slots(100..101)[0] = None;
+        assert_eq!((array.payload(0).len(), array.consumed.clone()), (0, 100..101));
         array.payload(10 * PAGE_SIZE)[9] = None;
-        assert_eq!(array.payload(1).len(), 1);
-        assert_eq!(array.payload(0).len(), 0);
+        assert_eq!((array.payload(1).len(), array.consumed.clone()), (1, 0..101));
         array.refill(&Cancel::new()).unwrap();
         assert_eq!((holes(&array), array.consumed.len()), (vec![], 0));
     }
@@ -342,7 +348,7 @@ mod tests {
         assert_eq!((asleep.short_refills, asleep.sleeps, asleep.slept_ns), (1, 1, 0));
         drop(others);
         let (array, is_stopped) = result.recv_timeout(HANGS).expect("freed pages wake the refill");
-        assert!(!is_stopped && holes(&array).is_empty());
+        assert!(!is_stopped && holes(&array).is_empty() && array.consumed.is_empty());
         let counts = counters.snapshot();
         assert_eq!((counts.refills, counts.holes, counts.pages), (1, 259, 259), "every hole was filled once");
         assert!(counts.slept_ns > 0 && counts.sleeps <= allocator.stats().waits, "{counts:?}");
@@ -361,6 +367,29 @@ mod tests {
         let counts = counters.snapshot();
         assert_eq!((counts.sleeps, counts.short_refills, counts.pages), (1, 0, 259 + 1));
         drop(others);
+    }
+
+    /// A cache that frees all its pages.
+    struct Cache(Mutex<PageList>);
+
+    impl Shrinker for Cache {
+        fn shrink(&self, _: Shrink) -> usize {
+            self.0.try_lock().map_or(0, |mut pages| std::mem::take(&mut *pages).count())
+        }
+    }
+
+    #[test]
+    fn a_refill_that_reclaim_serves_does_not_sleep() {
+        let allocator = allocator(1024);
+        let (mut array, counters) = full(&allocator);
+        let taken: Vec<_> = array.payload(4 * PAGE_SIZE).iter_mut().map(Option::take).collect();
+        let cache = Arc::new(Cache(Mutex::new(take_all(&allocator))));
+        let registered = allocator.register_shrinker(cache);
+        array.refill(&Cancel::new()).unwrap();
+        let counts = counters.snapshot();
+        assert_eq!((counts.pages, counts.sleeps, counts.slept_ns), (259 + 4, 0, 0));
+        assert_eq!(allocator.stats().reclaim_direct, 1);
+        drop((taken, registered));
     }
 
     #[test]
