@@ -446,7 +446,8 @@ pub(crate) mod tests {
             rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (rng >> 33) as usize % n
         };
-        let good = [call(1, WRITE, &write_args(&[1; 40])), call(2, 1, b"args"), call_with(&[0; 8], &[0; 8], WRITE, &[])];
+        let good =
+            [call(1, WRITE, &write_args(&[1; 40])), call(2, 1, b"args"), call_with(&[0; 8], &[0; 8], WRITE, &[])];
         for round in 0..100_000 {
             let mut record = good[round % good.len()].clone();
             for _ in 0..random(4) {

@@ -310,6 +310,11 @@ impl Connection {
         hub.table.remove(self.token);
     }
 
+    #[cfg(test)]
+    pub(super) fn is_blocked(&self) -> bool {
+        lock(&self.output).is_blocked
+    }
+
     /// Ends it if it was silent for too long where it should not be. Whoever reads it then closes it.
     pub(super) fn end_if_stalled(&self, tick: u64, hub: &Hub) {
         if tick < self.stalls_at.load(Relaxed) {
