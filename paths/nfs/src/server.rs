@@ -15,6 +15,7 @@
 //! # Locks
 //! Those of a `connection`; then those of `table` and `room`, which are leaves. None is held while a procedure runs.
 mod accept;
+mod clock;
 mod connection;
 mod counters;
 mod hub;
@@ -30,7 +31,7 @@ use std::io;
 use std::mem;
 use std::net::{IpAddr, TcpListener};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -105,7 +106,7 @@ impl Server {
             counters: Counters::default(),
             settings,
             stop: Cancel::new(),
-            tick: AtomicU64::new(0),
+            clock: Arc::default(),
         });
         // From here on, an error stops the threads that run already.
         let mut server = Self { hub: hub.clone(), page_counters: Arc::default(), threads: Vec::new() };

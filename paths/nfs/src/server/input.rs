@@ -78,7 +78,7 @@ pub(super) struct Data {
 }
 
 impl Data {
-    fn is_complete(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.got == self.len
     }
     pub(super) fn pages_needed(&self) -> usize {

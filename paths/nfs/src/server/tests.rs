@@ -464,6 +464,19 @@ fn connection_that_stalls_within_a_record_is_closed_and_an_idle_one_is_not() {
 }
 
 #[test]
+fn connection_that_stalls_after_it_waited_for_room_is_closed() {
+    let stalled_after = Duration::from_millis(20);
+    let settings = Settings { threads: 2, unfinished_pages: 256, stalled_after, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(2048), Echo::default());
+    let write = record(1, WRITE, &write_args(&bytes(1 << 20, 1)));
+    let mut clients: Vec<_> = (0..8).map(|_| Client::new(address)).collect();
+    clients.iter_mut().for_each(|client| client.send(&write[..600]));
+    assert!(clients.iter_mut().all(Client::is_closed));
+    until(|| server.counters().closed(Why::Stalled) == 8 && server.hub.room.free() == 256);
+    server.stop();
+}
+
+#[test]
 fn peer_that_sends_no_more_gets_its_replies() {
     let (server, address, _) = start(2);
     let mut client = Client::new(address);
