@@ -44,6 +44,8 @@ use crate::record::{self, Refusal, Status};
 use connection::Connection;
 pub(crate) use counters::{Counters, Why};
 use hub::Hub;
+#[cfg(fuzzing)]
+pub(crate) use input::check_stream;
 use input::{Batch, Received, Source};
 use output::Replies;
 use poller::{Event, Poller};
