@@ -6,6 +6,7 @@ use pagemill::Cancel;
 use super::Settings;
 use super::clock::Clock;
 use super::counters::Counters;
+use super::crew::Crew;
 use super::poller::Poller;
 use super::room::Room;
 use super::table::Table;
@@ -19,4 +20,5 @@ pub(super) struct Hub {
     /// Ends waits for memory.
     pub(super) stop: Cancel,
     pub(super) clock: Arc<Clock>,
+    pub(super) crew: Crew,
 }

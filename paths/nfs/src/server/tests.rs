@@ -2,13 +2,14 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pagemill::{Allocator, CachedFile, FileBacking, Gfp, PageCache};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::connection::REQUESTS_MAX;
 use super::{Server, Service, Settings, Why, lock};
 use crate::call::{Answer, Call};
 use crate::record::MARK;
@@ -24,13 +25,42 @@ const LEND: u32 = 4;
 /// The results are the length of the data, and their sum.
 const WRITE: u32 = 7;
 const PANIC: u32 = 50;
-/// Waits at the gate, twice.
+/// Waits at the gate.
 const WAIT: u32 = 51;
+/// The same, though it is one of those that are quick as a rule.
+const QUICK_WAIT: u32 = 16;
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
+/// Requests wait here until it is opened, for good.
+#[derive(Default)]
+struct Gate {
+    /// How many have come, and whether it is open.
+    state: Mutex<(usize, bool)>,
+    change: Condvar,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut state = lock(&self.state);
+        state.0 += 1;
+        self.change.notify_all();
+        // A test that fails meanwhile stops the server, which waits for this.
+        drop(self.change.wait_timeout_while(state, DEADLINE, |state| !state.1).unwrap());
+    }
+    fn wait_for(&self, count: usize) {
+        let (state, timeout) =
+            self.change.wait_timeout_while(lock(&self.state), DEADLINE, |state| state.0 < count).unwrap();
+        assert!(!timeout.timed_out(), "only {} came", state.0);
+    }
+    fn open(&self) {
+        lock(&self.state).1 = true;
+        self.change.notify_all();
+    }
+}
+
 struct Echo {
-    gate: Barrier,
+    gate: Gate,
     lends: Option<CachedFile>,
     /// Whether a WRITE takes its pages.
     takes: bool,
@@ -39,7 +69,7 @@ struct Echo {
 
 impl Default for Echo {
     fn default() -> Self {
-        Self { gate: Barrier::new(2), lends: None, takes: true, writes: AtomicUsize::new(0) }
+        Self { gate: Gate::default(), lends: None, takes: true, writes: AtomicUsize::new(0) }
     }
 }
 
@@ -71,9 +101,8 @@ impl Service for Echo {
                 Answer::Results(results.iter().flat_map(|word| word.to_be_bytes()).collect())
             }
             PANIC => panic!("a procedure panics on purpose"),
-            WAIT => {
-                self.gate.wait();
-                self.gate.wait();
+            WAIT | QUICK_WAIT => {
+                self.gate.pass();
                 Answer::Results(b"done".to_vec())
             }
             _ => Answer::NoProcedure,
@@ -91,7 +120,7 @@ fn start_with(settings: Settings, allocator: &Allocator, echo: Echo) -> (Server,
     (Server::start(listener, settings, allocator, |_| true, echo.clone()).unwrap(), address, echo)
 }
 fn start(threads: usize) -> (Server, SocketAddr, Arc<Echo>) {
-    start_with(Settings { threads, ..Settings::default() }, &allocator(16 << 10), Echo::default())
+    start_with(Settings { threads, ..Settings::default() }, &allocator(32 << 10), Echo::default())
 }
 
 struct Client(TcpStream);
@@ -380,11 +409,11 @@ fn lies_about_lengths_are_refused() {
     assert!(refused(&record(1, ECHO, &bytes(17 << 10, 1))));
     let many = bytes(17 << 10, 1);
     assert!(refused(&[fragment(&call(1, ECHO, &many[..9000]), false), fragment(&many[..9000], false)].concat()));
-    assert_eq!(server.counters().closed(Why::TooLong), 5);
+    until(|| server.counters().closed(Why::TooLong) == 5);
     // No call, no bytes, and a record that goes on behind its data.
     assert!(refused(&fragment(&[0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2], true)) && refused(&fragment(&[], true)));
     assert!(refused(&[fragment(&call(1, WRITE, &write_args(b"data")), false), fragment(&[0; 4], true)].concat()));
-    assert_eq!(server.counters().closed(Why::Malformed), 3);
+    until(|| server.counters().closed(Why::Malformed) == 3);
 
     // The data of a WRITE, longer or shorter than it says: the connection goes on.
     let mut client = Client::new(address);
@@ -420,7 +449,7 @@ fn more_connections_than_the_limit_are_refused() {
         client.results();
     }
     assert!(Client::new(address).is_closed());
-    assert_eq!(server.counters().refused_full.load(SeqCst), 1);
+    until(|| server.counters().refused_full.load(SeqCst) == 1);
     let [first, mut second] = clients;
     drop(first);
     until(|| server.counters().closed(Why::Ended) == 1 && server.hub.table.len() == 1);
@@ -440,7 +469,8 @@ fn peers_that_are_not_allowed_are_refused() {
     let server =
         Server::start(listener, Settings::default(), &allocator(4096), allows, Arc::new(Echo::default())).unwrap();
     assert!(Client::new(address).is_closed());
-    assert_eq!((server.counters().refused_peers.load(SeqCst), server.counters().connections()), (1, 0));
+    until(|| server.counters().refused_peers.load(SeqCst) == 1);
+    assert_eq!(server.counters().connections(), 0);
     server.stop();
 }
 
@@ -504,6 +534,50 @@ fn panic_of_a_procedure_is_a_system_error() {
     server.stop();
 }
 
+#[test]
+fn requests_that_wait_leave_a_thread_for_others() {
+    for (procedure, waiting) in [(WAIT, 11), (QUICK_WAIT, 1)] {
+        let (server, address, echo) = start(12);
+        let mut clients: Vec<_> = (0..waiting).map(|_| Client::new(address)).collect();
+        clients.iter_mut().for_each(|client| client.send(&record(1, procedure, &[])));
+        echo.gate.wait_for(waiting);
+        // Of another connection, and of one with a request that waits.
+        clients.push(Client::new(address));
+        for client in [0, waiting] {
+            for xid in 2..100 {
+                clients[client].send(&record(xid, ECHO, b"here"));
+                assert_eq!(clients[client].results(), (xid, b"here".to_vec()));
+            }
+        }
+        echo.gate.open();
+        for client in &mut clients[..waiting] {
+            assert_eq!(client.results(), (1, b"done".to_vec()));
+        }
+        server.stop();
+    }
+}
+
+#[test]
+fn input_rests_while_too_many_requests_are_in_progress() {
+    let (server, address, echo) = start(REQUESTS_MAX + 1);
+    let mut client = Client::new(address);
+    // One at a time, so that each is a batch of its own.
+    for xid in 0..REQUESTS_MAX {
+        client.send(&record(xid as u32, WAIT, &[]));
+        echo.gate.wait_for(xid + 1);
+    }
+    client.send(&record(1000, NULL, &[]));
+    let mut other = Client::new(address);
+    other.send(&record(1, NULL, &[]));
+    assert_eq!(other.results(), (1, vec![]));
+    assert_eq!(server.counters().requests.load(SeqCst), REQUESTS_MAX as u64 + 1);
+    echo.gate.open();
+    let mut seen: Vec<_> = (0..=REQUESTS_MAX).map(|_| client.results().0).collect();
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq((0..REQUESTS_MAX as u32).chain([1000])));
+    server.stop();
+}
+
 /// Stops the server; a hang is a failure.
 fn stop(server: Server) -> mpsc::Receiver<()> {
     let (done, receiver) = mpsc::channel();
@@ -519,7 +593,7 @@ fn stop_answers_the_request_in_progress() {
     let (server, address, echo) = start(2);
     let mut client = Client::new(address);
     client.send(&record(1, WAIT, &[]));
-    echo.gate.wait();
+    echo.gate.wait_for(1);
     // The other thread serves meanwhile, the same connection too.
     client.send(&record(2, NULL, &[]));
     assert_eq!(client.results(), (2, vec![]));
@@ -527,7 +601,7 @@ fn stop_answers_the_request_in_progress() {
     let stopped = stop(server);
     until(|| hub.stop.is_cancelled());
     assert!(stopped.try_recv().is_err(), "a request is in progress");
-    echo.gate.wait();
+    echo.gate.open();
     assert_eq!(client.results(), (1, b"done".to_vec()));
     stopped.recv_timeout(DEADLINE).unwrap();
     assert!(client.is_closed());
