@@ -32,8 +32,14 @@ mod xdr;
 
 pub use error::Error;
 
-/// Everything that is done with the bytes of a record. It must not panic.
+/// What the transport does with a peer's bytes, as one record and as a stream. It must not panic.
 #[cfg(fuzzing)]
-pub fn check_record(bytes: &[u8]) {
+pub fn check_bytes(bytes: &[u8]) {
+    use std::cell::RefCell;
+    thread_local! {
+        static ARRAY: RefCell<pages::PageArray> =
+            RefCell::new(pages::PageArray::new(pagemill::Allocator::global(), Default::default()));
+    }
     record::check_record(bytes);
+    ARRAY.with_borrow_mut(|array| server::check_stream(bytes, array));
 }

@@ -32,7 +32,9 @@ const LAST: u32 = 1 << 31;
 
 const NFS: (u32, u32) = (100_003, 3);
 const WRITE: u32 = 7;
-const COMMIT: u32 = 21;
+const READ: u32 = 6;
+/// NULL, GETATTR, LOOKUP, ACCESS, READLINK, READDIR, READDIRPLUS, FSSTAT, FSINFO, PATHCONF
+const QUICK: [u32; 10] = [0, 1, 3, 4, 5, 16, 17, 18, 19, 20];
 
 /// The mark of a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,6 +132,17 @@ fn write_data(reader: &mut Reader<'_>) -> Option<Option<usize>> {
     Some(Some(reader.word()? as usize))
 }
 
+/// How long a call takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pace {
+    /// It changes nothing, and what it asks for is in memory as a rule.
+    Quick,
+    /// What it reads may be on a disk.
+    MayWait,
+    /// It may wait until a disk has what it changes.
+    Slow,
+}
+
 /// A call as its header says.
 #[derive(Debug)]
 pub(crate) struct Header<'a> {
@@ -145,9 +158,12 @@ impl Header<'_> {
     pub(crate) fn is_write(&self) -> bool {
         (self.program, self.version) == NFS && self.procedure == WRITE
     }
-    /// Whether it may wait for a disk.
-    pub(crate) fn may_wait(&self) -> bool {
-        (self.program, self.version) == NFS && matches!(self.procedure, WRITE | COMMIT)
+    pub(crate) fn pace(&self) -> Pace {
+        match self.procedure {
+            procedure if (self.program, self.version) == NFS && QUICK.contains(&procedure) => Pace::Quick,
+            READ => Pace::MayWait,
+            _ => Pace::Slow,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The transport of the server: remote procedure calls over TCP (RFC 5531), many connections, few threads.
 //!
 //! # The way of a request
-//! Service threads wait on one `poller`. The thread that is woken for a `connection` receives what came, at most a kilobyte or
+//! Service threads wait on one `poller`, not too many at a time (`crew`). The thread that is woken for a `connection` receives what came, at most a kilobyte or
 //! one WRITE, and makes requests of it (`input`). The data of a WRITE go to pages of the thread's array. Then it gives
 //! the connection's input back, answers the requests through [`Service`], and sends the replies (`output`). A thread of its own
 //! accepts connections, and ends those that have stalled (`accept`).
@@ -13,10 +13,12 @@
 //! - S4 A thread takes one batch of a connection, and then waits for the next event: those behind it are served first.
 //!
 //! # Locks
-//! Those of a `connection`; then those of `table` and `room`, which are leaves. None is held while a procedure runs.
+//! Those of a `connection`; then those of `table` and `room`, which are leaves, and that of `crew`, with which no other is held. None is held while a procedure runs.
 mod accept;
+mod clock;
 mod connection;
 mod counters;
+mod crew;
 mod hub;
 mod input;
 mod output;
@@ -29,20 +31,24 @@ mod tests;
 use std::io;
 use std::mem;
 use std::net::{IpAddr, TcpListener};
+use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::{self, Builder, JoinHandle};
 use std::time::Duration;
 
 use pagemill::{Allocator, Cancel};
 
 use crate::call::{Answer, Call, Payload};
 use crate::pages::{PageArray, PageCounters};
-use crate::record::{self, Refusal, Status};
+use crate::record::{self, Pace, Refusal, Status};
 use connection::Connection;
 pub(crate) use counters::{Counters, Why};
+use crew::{Crew, Place};
 use hub::Hub;
+#[cfg(fuzzing)]
+pub(crate) use input::check_stream;
 use input::{Batch, Received, Source};
 use output::Replies;
 use poller::{Event, Poller};
@@ -53,6 +59,9 @@ use table::Table;
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// So many threads wait for events at least, if there are as many: a request that is quick as a rule may wait once.
+const ACTIVE_MIN: usize = 2;
 
 /// Answers requests.
 pub(crate) trait Service: Send + Sync + 'static {
@@ -105,7 +114,8 @@ impl Server {
             counters: Counters::default(),
             settings,
             stop: Cancel::new(),
-            tick: AtomicU64::new(0),
+            clock: Arc::default(),
+            crew: Crew::new(thread::available_parallelism().map_or(ACTIVE_MIN, NonZero::get).max(ACTIVE_MIN)),
         });
         // From here on, an error stops the threads that run already.
         let mut server = Self { hub: hub.clone(), page_counters: Arc::default(), threads: Vec::new() };
@@ -129,6 +139,7 @@ impl Server {
     pub(crate) fn stop(&mut self) {
         self.hub.stop.cancel();
         self.hub.poller.stop();
+        self.hub.crew.stop();
         for thread in mem::take(&mut self.threads) {
             // A thread that panicked has ended too.
             let _ = thread.join();
@@ -150,20 +161,32 @@ struct Thread {
     array: PageArray,
     /// Pages taken from the array since it was full.
     taken: usize,
+    /// Unless it serves what may take long.
+    place: Option<Place>,
     batch: Batch,
     replies: Replies,
 }
 
 impl Thread {
     fn new(hub: Arc<Hub>, array: PageArray, service: Arc<dyn Service>) -> Self {
-        Self { hub, service, array, taken: 0, batch: Batch::default(), replies: Replies::default() }
+        Self { hub, service, array, taken: 0, place: None, batch: Batch::default(), replies: Replies::default() }
     }
 
     fn run(mut self) {
-        // S3. The refill ends early only because the server stops.
-        while self.array.refill(&self.hub.stop).is_ok() && !self.hub.stop.is_cancelled() {
+        let hub = self.hub.clone();
+        while !hub.stop.is_cancelled() {
+            if self.taken > 0 {
+                self.leave(); // Memory may lack.
+            }
+            // S3. The refill ends early only because the server stops.
+            if self.array.refill(&hub.stop).is_err() {
+                return;
+            }
             self.taken = 0;
-            match self.hub.poller.wait() {
+            let Some(place) = self.place.take().or_else(|| hub.crew.join()) else { return };
+            let event = hub.crew.poll(&place, || hub.poller.wait());
+            self.place = Some(place);
+            match event {
                 Event::Stop => return,
                 Event::Output(token) => {
                     if let Some(connection) = self.hub.table.get(token) {
@@ -176,6 +199,13 @@ impl Thread {
                     }
                 }
             }
+        }
+    }
+
+    /// Others may wait for events in its place.
+    fn leave(&mut self) {
+        if let Some(place) = self.place.take() {
+            self.hub.crew.leave(place);
         }
     }
 
@@ -196,7 +226,8 @@ impl Thread {
     }
 
     fn answer(&mut self, connection: &Arc<Connection>, bytes: &[u8], request: Received) {
-        let counters = &self.hub.counters;
+        let hub = self.hub.clone();
+        let counters = &hub.counters;
         let header = match record::header(&bytes[request.record]) {
             Ok(header) if header.is_write() == request.data.is_some() && !request.is_cut => header,
             // A WRITE that lies about the length of its data.
@@ -211,7 +242,11 @@ impl Thread {
             }
             Err(Refusal::NoCall) => return, // The input has refused it.
         };
-        if header.may_wait() && self.replies.requests > 0 {
+        let pace = header.pace();
+        if pace != Pace::Quick {
+            self.leave();
+        }
+        if pace == Pace::Slow && self.replies.requests > 0 {
             connection.send(&mut self.replies, &self.hub); // Those before it do not wait with it.
         }
         let (mut pages, len) = request.data.map_or_else(Default::default, |data| (data.pages, data.len));

@@ -2,16 +2,17 @@
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::set_socket_keepalive;
 use rustix::time::Timespec;
 
+use super::clock::TICKS;
 use super::connection::Connection;
 use super::counters::Why;
-use super::hub::{Hub, TICKS};
+use super::hub::Hub;
 use super::poller::Event;
 
 /// Nobody accepts for so long after descriptors or memory lacked: the connection that waits would only fail again.
@@ -26,7 +27,7 @@ pub(super) fn accept(listener: &TcpListener, hub: &Hub, allows: &Allows) {
     while !hub.stop.is_cancelled() {
         let now = Instant::now();
         let number = ((now - start).as_nanos() / tick.as_nanos()) as u64;
-        if hub.tick.swap(number, Relaxed) != number {
+        if hub.clock.set(number) {
             hub.table.all().iter().for_each(|connection| connection.end_if_stalled(number, hub));
         }
         paused_until = paused_until.filter(|&until| until > now);
@@ -52,7 +53,10 @@ fn wait(listener: &TcpListener, hub: &Hub, time: Duration, accepts: bool) {
 fn accept_all(listener: &TcpListener, hub: &Hub, allows: &Allows) -> io::Result<()> {
     while !hub.stop.is_cancelled() {
         match listener.accept() {
-            Ok((socket, peer)) if allows(peer.ip()) => add(hub, socket, peer)?,
+            // An IPv4 peer of a socket for both families is named by its IPv4 address.
+            Ok((socket, peer)) if allows(peer.ip().to_canonical()) => {
+                add(hub, socket, SocketAddr::new(peer.ip().to_canonical(), peer.port()))?;
+            }
             Ok(_) => drop(hub.counters.refused_peers.fetch_add(1, Relaxed)),
             Err(error) => match error.kind() {
                 ErrorKind::WouldBlock => return Ok(()),
@@ -68,7 +72,9 @@ fn add(hub: &Hub, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     // Replies go out as they are made; a peer may be gone already.
     let _ = socket.set_nodelay(true);
-    let new = |token| Connection::new(token, socket, peer, Arc::clone(&hub.poller));
+    // A peer that vanished while it was idle keeps its place for two hours, and not for good.
+    let _ = set_socket_keepalive(&socket, true);
+    let new = |token| Connection::new(token, socket, peer, hub);
     let Some(connection) = hub.table.add(hub.settings.connections, new) else {
         hub.counters.refused_full.fetch_add(1, Relaxed);
         return Ok(());

@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 
+use super::clock::Clock;
 use super::counters::Why;
 use super::hub::Hub;
 use super::input::{Batch, Input, Source};
@@ -49,6 +50,7 @@ pub(super) struct Connection {
     pub(super) socket: TcpStream,
     pub(super) peer: SocketAddr,
     poller: Arc<Poller>,
+    clock: Arc<Clock>,
     input: Mutex<Input>,
     output: Mutex<Output>,
     /// Room that was granted while nobody had the connection.
@@ -75,12 +77,13 @@ enum Next {
 }
 
 impl Connection {
-    pub(super) fn new(token: Token, socket: TcpStream, peer: SocketAddr, poller: Arc<Poller>) -> Self {
+    pub(super) fn new(token: Token, socket: TcpStream, peer: SocketAddr, hub: &Hub) -> Self {
         Self {
             token,
             socket,
             peer,
-            poller,
+            poller: hub.poller.clone(),
+            clock: hub.clock.clone(),
             input: Mutex::default(),
             output: Mutex::default(),
             granted: Mutex::default(),
@@ -97,14 +100,15 @@ impl Connection {
         let next = self.receive_some(&mut input, hub, batch, &mut source, &mut bytes);
         input.trim(&mut source);
         let is_within_record = input.is_within_record();
-        let waits_for_peer = match next {
-            Next::More => is_within_record,
-            Next::Waits => false,
-            Next::Ended(_) => true,
-        };
-        self.stalls_at.store(if waits_for_peer { hub.stalls_at() } else { NEVER }, Relaxed);
-        if let Next::Ended(_) = next {
-            *input = Input::default(); // Its pages are free at once.
+        match next {
+            Next::More if !is_within_record => self.stalls_at.store(NEVER, Relaxed),
+            Next::More => self.stalls_at.store(self.clock.stalls_at(), Relaxed),
+            // It was stored before others could have the connection.
+            Next::Waits => {}
+            Next::Ended(_) => {
+                self.stalls_at.store(self.clock.stalls_at(), Relaxed);
+                *input = Input::default(); // Its pages are free at once.
+            }
         }
         drop(input);
         hub.counters.received_bytes.fetch_add(bytes as u64, Relaxed);
@@ -140,12 +144,12 @@ impl Connection {
         let mut buffer = [0; BUFFER];
         let mut may_read_small = true;
         loop {
+            if !self.has_room(input, hub) {
+                return Next::Waits;
+            }
             let (came, direct) = if input.direct() > 0 {
                 if source.left() == 0 {
                     return Next::More;
-                }
-                if !self.has_room(input, hub) {
-                    return Next::Waits;
                 }
                 let mut slices = Vec::new();
                 let direct = input.receive_into(&mut buffer, source, &mut slices);
@@ -179,13 +183,14 @@ impl Connection {
         }
     }
 
-    /// Whether there is room for the WRITE that is being received.
+    /// Whether there is room for the WRITE that is being received, if it goes on.
     fn has_room(self: &Arc<Self>, input: &mut Input, hub: &Hub) -> bool {
-        let Some(data) = &mut input.data else { return true };
+        let Some(data) = input.data.as_mut().filter(|data| !data.is_complete()) else { return true };
         if data.reserved.is_none() {
             data.reserved = lock(&self.granted).take();
         }
         if data.reserved.is_none() {
+            self.stalls_at.store(NEVER, Relaxed);
             data.reserved = hub.room.reserve(data.pages_needed(), self);
             if data.reserved.is_none() {
                 hub.counters.waits_for_room.fetch_add(1, Relaxed);
@@ -196,6 +201,7 @@ impl Connection {
     /// There is room now: somebody reads on.
     pub(super) fn grant(&self, reserved: Reserved) {
         *lock(&self.granted) = Some(reserved);
+        self.stalls_at.store(self.clock.stalls_at(), Relaxed);
         self.arm_input();
     }
 
@@ -247,7 +253,7 @@ impl Connection {
                         }
                     }
                     if output.ended.is_some() && count > 0 {
-                        self.stalls_at.store(hub.stalls_at(), Relaxed);
+                        self.stalls_at.store(self.clock.stalls_at(), Relaxed);
                     }
                 }
                 Err(_) => {
@@ -259,7 +265,7 @@ impl Connection {
         if output.is_input_idle && output.may_read() {
             output.is_input_idle = false;
             if output.is_within_record {
-                self.stalls_at.store(hub.stalls_at(), Relaxed);
+                self.stalls_at.store(self.clock.stalls_at(), Relaxed);
             }
             self.arm_input();
         }
@@ -308,6 +314,11 @@ impl Connection {
         // The table's handle may be the last one but this thread's; the descriptor is closed with that.
         let _ = self.socket.shutdown(Shutdown::Both);
         hub.table.remove(self.token);
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_blocked(&self) -> bool {
+        lock(&self.output).is_blocked
     }
 
     /// Ends it if it was silent for too long where it should not be. Whoever reads it then closes it.

@@ -78,7 +78,7 @@ pub(super) struct Data {
 }
 
 impl Data {
-    fn is_complete(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.got == self.len
     }
     pub(super) fn pages_needed(&self) -> usize {
@@ -152,7 +152,7 @@ pub(super) struct Input {
 impl Input {
     /// Whether a record has begun.
     pub(super) fn is_within_record(&self) -> bool {
-        self.mark_len > 0 || self.announced > 0 || self.left > 0
+        self.mark_len > 0 || self.announced > 0
     }
     /// Data that can be received into pages: how many bytes come next, in this fragment.
     pub(super) fn direct(&self) -> usize {
@@ -275,6 +275,82 @@ impl Input {
     pub(super) fn trim(&mut self, source: &mut Source<'_>) {
         if let Some(data) = &mut self.data {
             data.remove_pages(source);
+        }
+    }
+}
+
+/// What an input makes of a stream, received in pieces of some size. It must not depend on that size, nor panic.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn check_stream(stream: &[u8], array: &mut PageArray) {
+    let mut whole = None;
+    for size in [1024, 1, 7, 64] {
+        let mut input = Input::default();
+        let (mut requests, mut ended) = (Vec::new(), None);
+        for piece in stream.chunks(size) {
+            let mut batch = Batch::default();
+            let mut taken = 0;
+            let _ = array.refill(&pagemill::Cancel::new());
+            let mut source = Source { array, taken: &mut taken };
+            ended = input.take(piece, &mut batch, &mut source).err();
+            assert!(source.left() > 0 && input.head.len() <= SMALL_MAX);
+            for Received { record, data, is_cut } in batch.requests {
+                let data = data.map(|data| {
+                    assert!(data.pages.len() == data.got.div_ceil(PAGE_SIZE) && data.got <= data.len);
+                    let bytes: Vec<u8> = data.pages.iter().flatten().flat_map(|page| page.iter().copied()).collect();
+                    bytes[..data.got].to_vec()
+                });
+                requests.push((batch.bytes[record].to_vec(), data, is_cut));
+            }
+            if ended.is_some() {
+                break;
+            }
+        }
+        let result = (requests, ended, input.is_within_record());
+        let expected = whole.get_or_insert_with(|| result.clone());
+        assert!(*expected == result, "pieces of {size} make {result:?}, and not {expected:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::{call, write_args};
+    use pagemill::Allocator;
+    use std::sync::Arc;
+
+    fn fragment(bytes: &[u8], is_last: bool) -> Vec<u8> {
+        [&(bytes.len() as u32 | u32::from(is_last) << 31).to_be_bytes(), bytes].concat()
+    }
+
+    #[test]
+    fn sizes_of_pieces_make_no_difference_to_hostile_streams() {
+        let mut rng = 7_u64;
+        let mut random = move |n: usize| {
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (rng >> 33) as usize % n
+        };
+        let mut array = PageArray::new(&Allocator::builder().pages(2048).build().unwrap(), Arc::default());
+        for _ in 0..3000 {
+            let mut stream = Vec::new();
+            for xid in 0..1 + random(12) {
+                let data = vec![xid as u8; [0, 1, 3, 50, 1000, 5000][random(6)]];
+                let procedure = [1, 7, 7][random(3)];
+                let record = call(xid as u32, procedure, &write_args(&data));
+                let cut = if random(8) == 0 { random(record.len() + 1) } else { record.len() };
+                let (first, rest) = record.split_at(cut);
+                if cut < record.len() || random(6) == 0 {
+                    stream.extend(fragment(first, false));
+                }
+                // Without the first part it is a record that begins anywhere.
+                if random(10) > 0 || cut == record.len() {
+                    stream.extend(fragment(if cut == record.len() { &record } else { rest }, true));
+                }
+            }
+            for _ in 0..random(3) {
+                let at = random(stream.len());
+                stream[at] = [0, 1, 4, 64, 127, 128, 255][random(7)];
+            }
+            check_stream(&stream, &mut array);
         }
     }
 }

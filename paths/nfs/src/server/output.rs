@@ -4,6 +4,7 @@
 //! socket had room the last time, it sends: see [`Connection::send`](super::connection::Connection::send).
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
+use std::iter;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 
@@ -124,22 +125,26 @@ pub(super) fn send_some(
     queue: &mut VecDeque<Chunk>,
     sent: &mut usize,
 ) -> io::Result<(usize, Sent)> {
-    let lent: Vec<_> = queue.iter().map(|chunk| chunk.lent.as_ref().map_or_else(Vec::new, Lent::io_slices)).collect();
-    let mut slices = Vec::with_capacity(queue.len() + lent.iter().map(Vec::len).sum::<usize>());
-    for (chunk, lent) in queue.iter().zip(lent) {
-        slices.push(IoSlice::new(&chunk.bytes));
-        slices.extend(lent);
+    let mut slices = Vec::new();
+    let mut skipped = 0;
+    for chunk in &*queue {
+        let lent = chunk.lent.as_ref().map_or_else(Vec::new, Lent::slices);
+        for slice in iter::once(&chunk.bytes[..]).chain(lent) {
+            let skip = slice.len().min(*sent - skipped);
+            skipped += skip;
+            if skip < slice.len() {
+                slices.push(IoSlice::new(&slice[skip..]));
+            }
+        }
         if slices.len() >= SLICES_MAX {
             slices.truncate(SLICES_MAX);
             break;
         }
     }
-    let mut unsent = &mut slices[..];
-    IoSlice::advance_slices(&mut unsent, *sent);
-    let offered: usize = unsent.iter().map(|slice| slice.len()).sum();
+    let offered: usize = slices.iter().map(|slice| slice.len()).sum();
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let count = loop {
-        match sendmsg(socket, unsent, &mut SendAncillaryBuffer::default(), flags) {
+        match sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags) {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => break 0,
             other => break other?,
