@@ -14,6 +14,9 @@
 //! - `# programs: NAME …` programs of this machine, copied with their libraries
 //! - `# tests: NAME …` test programs, at `/tests/NAME`: `PACKAGE` has the tests in the package's folder `tests`,
 //!   `PACKAGE.unit` its unit tests
+//! - `# files: NAME …` files of `tests/vm/etc`, at `/etc/NAME`
+//! - `# host: KIND ARGS` starts `pagemill KIND serve FOLDER ARGS` on this machine, which [`host`] controls, and gives the machine
+//!   a network
 //! - `# crate: PACKAGE` a program of the workspace, at `/bin/pagemill`
 //!
 //! In the machine, `init` starts the script, which ends with 0 unless the script itself failed. The files of `tests/vm/bin`
@@ -23,6 +26,7 @@
 mod boot;
 mod debian;
 mod found;
+mod host;
 
 use std::fs;
 use std::path::PathBuf;
