@@ -34,7 +34,8 @@ const LINE: u64 = 4096;
 
 /// A server, and the thread that does as the script asks. Both end when this is dropped.
 pub(super) struct Host {
-    /// What the machine has at `/etc/host`, as variables of a shell: the two ports, and the folder that the server exports.
+    /// What the machine has at `/etc/host`, as variables of a shell: the two ports, the folder that the server exports,
+    /// and whether it runs as root.
     pub(super) facts: String,
     address: (Ipv4Addr, u16),
     is_over: Arc<AtomicBool>,
@@ -60,7 +61,8 @@ impl Host {
         File::create(&server.log)?;
         server.start()?;
         let export = quoted(server.folder.path());
-        let facts = format!("server={}\ncontrol={}\nexport={export}\n", server.port, address.1);
+        let root = if rustix::process::geteuid().is_root() { "yes" } else { "no" };
+        let facts = format!("server={}\ncontrol={}\nexport={export}\nroot={root}\n", server.port, address.1);
         let is_over = Arc::new(AtomicBool::new(false));
         let thread = std::thread::spawn({
             let (is_over, progress) = (Arc::clone(&is_over), shell.progress.clone());
