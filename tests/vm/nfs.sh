@@ -1,5 +1,6 @@
 # `pagemill nfs serve` on the host, used by the kernel's client: a file at random places, POSIX's rules, many files, contents
 # verified, and a server that is killed. nfs-whole does more of it.
+# minutes: 4
 # machine: -smp 2 -m 1536
 # modules: virtio_pci virtio_net nfs nfsv3
 # programs: fsx pjdfstest dbench fio cmp

@@ -1,5 +1,5 @@
-//! What the checks need of the machine: Debian packages and parts of Rust. [`provide`] names what is missing, and installs it
-//! where it may (packages as root with apt-get, the rest with rustup).
+//! What the checks need of the machine: Debian packages, parts of Rust and programs of crates. [`provide`] names what is missing,
+//! and installs it where it may (packages as root with apt-get, parts of Rust with rustup, programs with `cargo install`).
 
 use std::process::{Command, Stdio};
 
@@ -33,6 +33,9 @@ pub(crate) const MANDOC: Need = Need::Deb("mandoc", &["sh", "-c", "command -v ma
 pub(crate) const LLVM: Need = Need::Deb("llvm", &["llvm-symbolizer", "--version"]);
 /// Makes and opens volumes.
 pub(crate) const CRYPTSETUP: Need = Need::Deb("cryptsetup-bin", &["cryptsetup", "--version"]);
+
+/// Writes, and verifies what it wrote.
+pub(crate) const FIO: Need = Need::Deb("fio", &["fio", "--version"]);
 
 /// The oldest Rust that the library builds with: `rust-version` in Cargo.toml. The step `oldest` compares the two.
 pub(crate) const OLDEST: &str = "1.89";

@@ -3,6 +3,7 @@
 //! The virtual machine has QEMU's user network, in which this machine's loopback is 10.0.2.2. `tests/vm/bin/host` sends a line
 //! to [`Host`], one on each connection: the name of one of these commands, and its argument.
 //! - `say TEXT` prints the text
+//! - `alive` fails if the server has ended by itself
 //! - `kill` kills the server, which cannot prepare for it (SIGKILL)
 //! - `start` starts it again, with the same folder and port
 //! - `sum FILE` answers the SHA-256 of a file in the server's folder, as this machine has it
@@ -119,6 +120,7 @@ impl Server {
         let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
         match command {
             "say" => say(argument),
+            "alive" => self.alive()?,
             "kill" => self.kill()?,
             "start" => self.start()?,
             "sum" => return sum(&inside(self.folder.path(), argument)?),
@@ -133,7 +135,8 @@ impl Server {
         ensure!(self.child.is_none(), "the server runs already");
         let log = File::options().append(true).open(&self.log)?;
         let mut command = Command::new(&self.program);
-        command.args([&self.kind, "serve"]).arg(self.folder.path()).args(["--port", &self.port.to_string()]).args(&self.args);
+        command.args([&self.kind, "serve"]).arg(self.folder.path());
+        command.args(["--port", &self.port.to_string()]).args(&self.args);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = self.child.insert(command.spawn().with_context(|| self.program.display().to_string())?);
         let begun = Instant::now();
@@ -144,6 +147,15 @@ impl Server {
             }
             ensure!(begun.elapsed() < PATIENCE, "the server accepts no connection on port {}", self.port);
             std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    fn alive(&mut self) -> Result<()> {
+        let child = self.child.as_mut().context("the server does not run")?;
+        if let Some(status) = child.try_wait()? {
+            self.child = None;
+            bail!("the server ended by itself: {status}; what it printed: {}", self.log.display());
         }
         Ok(())
     }
@@ -243,7 +255,7 @@ mod tests {
     #[test]
     fn a_report_with_a_short_refill_or_a_sleep_or_without_counts_fails() {
         let report = |text| judge_report(text).map_err(|error| error.to_string());
-        assert_eq!(report("served 10 calls\nmemory: 0 short refills, 0 sleeps\n").unwrap(), "memory: 0 short refills, 0 sleeps");
+        assert_eq!(report("calls: 10\n0 short refills, 0 sleeps\n").unwrap(), "0 short refills, 0 sleeps");
         assert_eq!(report("0 short refills\n0 sleeps\n").unwrap(), "0 short refills; 0 sleeps");
         assert!(report("memory: 0 short refills, 10 sleeps\n").unwrap_err().contains("10 sleeps"));
         assert!(report("memory: 1 short refills, 0 sleeps\n").unwrap_err().contains("1 short refills"));
