@@ -1,7 +1,7 @@
 //! What the checks do for encrypted volumes; read by xtask/src/paths.rs.
 
 use super::Path;
-use crate::tools::{CRYPTSETUP, Need};
+use crate::tools::{CRYPTSETUP, FIO, Need};
 
 pub(super) const CHECKS: Path = Path {
     name: "crypt",
@@ -14,8 +14,8 @@ pub(super) const CHECKS: Path = Path {
         Need::Deb("libnbd-bin", &["nbdcopy", "--version"]),
         // libnbd in Python: requests that no program sends.
         Need::Deb("python3-libnbd", &["/usr/bin/python3", "-c", "import nbd"]),
-        // Writes over NBD and verifies what it wrote.
-        Need::Deb("fio", &["fio", "--version"]),
+        // Writes over NBD.
+        FIO,
     ],
     program_tests: &["crypt_mount", "crypt_serve", "bench_crypt"],
 };

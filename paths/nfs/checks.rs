@@ -1,4 +1,5 @@
-//! What the checks do for the NFS server; read by xtask/src/paths.rs.
+//! What the checks do for the NFS server; read by xtask/src/paths.rs. Linux's client is in the step `nfs-vm`
+//! (tests/vm/nfs.sh).
 
 use super::Path;
 

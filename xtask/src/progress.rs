@@ -1,21 +1,22 @@
 //! Progress of the steps: on a terminal a moving line for each, elsewhere a line when a step begins.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// The steps that run now.
+/// The steps that run now. A clone shows the same.
+#[derive(Clone)]
 pub(crate) struct Progress {
     lines: MultiProgress,
-    running: Mutex<BTreeMap<&'static str, ProgressBar>>,
+    running: Arc<Mutex<BTreeMap<&'static str, ProgressBar>>>,
 }
 
 impl Default for Progress {
     fn default() -> Self {
         let lines = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
-        Self { lines, running: Mutex::default() }
+        Self { lines, running: Arc::default() }
     }
 }
 
@@ -43,6 +44,11 @@ impl Progress {
         if let Some(line) = self.running().get(step) {
             line.set_prefix(format!("{step} {done}/{of}"));
         }
+    }
+
+    /// Prints a line of a step that takes minutes.
+    pub(crate) fn say(&self, line: &str) {
+        self.lines.suspend(|| println!("{line}"));
     }
 
     /// A step has ended: prints its report.

@@ -206,6 +206,7 @@ fn again(step: &Step, failed: &str, tier: Tier, args: &TestArgs) -> String {
         return format!("cargo xtask {task} --all");
     }
     if let Some(script) = failed.strip_prefix(vm::SCRIPT) {
+        let script = script.split_once(':').map_or(script, |(script, _check)| script);
         return format!("cargo xtask vm {script}");
     }
     // step/package/test, or step/test where cargo runs the test.
@@ -259,6 +260,7 @@ mod tests {
         assert_eq!(of("asan"), "cargo xtask test --only asan");
         assert_eq!(of("budget"), "cargo xtask test --all");
         assert_eq!(of("script nvme"), "cargo xtask vm nvme");
+        assert_eq!(of("script nfs: nfs/fsx"), "cargo xtask vm nfs");
     }
 
     #[test]

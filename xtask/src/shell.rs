@@ -209,3 +209,8 @@ impl Cmd<'_> {
         Ok(Ran { end, text, log })
     }
 }
+
+/// A path as a shell's word.
+pub(crate) fn quoted(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}

@@ -1,5 +1,5 @@
-//! What the checks need of the machine: Debian packages and parts of Rust. [`provide`] names what is missing, and installs it
-//! where it may (packages as root with apt-get, the rest with rustup).
+//! What the checks need of the machine: Debian packages, parts of Rust and programs of crates. [`provide`] names what is missing,
+//! and installs it where it may (packages as root with apt-get, parts of Rust with rustup, programs with `cargo install`).
 
 use std::process::{Command, Stdio};
 
@@ -15,6 +15,8 @@ pub(crate) enum Need {
     /// A part of Rust, a command that succeeds when it is installed, and the arguments with which rustup installs it. The
     /// commands work without rustup, which a machine may lack.
     Rust(&'static str, &'static [&'static str], &'static [&'static str]),
+    /// A program of a crate, its version, and a command that succeeds when it is installed. `cargo install` installs it.
+    Crate(&'static str, &'static str, &'static [&'static str]),
 }
 
 /// A C compiler: the linker's driver, and the peers of `pagemill bench`.
@@ -31,6 +33,9 @@ pub(crate) const MANDOC: Need = Need::Deb("mandoc", &["sh", "-c", "command -v ma
 pub(crate) const LLVM: Need = Need::Deb("llvm", &["llvm-symbolizer", "--version"]);
 /// Makes and opens volumes.
 pub(crate) const CRYPTSETUP: Need = Need::Deb("cryptsetup-bin", &["cryptsetup", "--version"]);
+
+/// Writes, and verifies what it wrote.
+pub(crate) const FIO: Need = Need::Deb("fio", &["fio", "--version"]);
 
 /// The oldest Rust that the library builds with: `rust-version` in Cargo.toml. The step `oldest` compares the two.
 pub(crate) const OLDEST: &str = "1.89";
@@ -83,12 +88,13 @@ impl Need {
         match self {
             Self::Deb(package, _) => format!("the Debian package {package}"),
             Self::Rust(name, ..) => name.to_owned(),
+            Self::Crate(name, version, _) => format!("the program of the crate {name} {version}"),
         }
     }
 
     /// True when the machine has it.
     fn is_here(self) -> bool {
-        let (Self::Deb(_, probe) | Self::Rust(_, probe, _)) = self;
+        let (Self::Deb(_, probe) | Self::Rust(_, probe, _) | Self::Crate(_, _, probe)) = self;
         succeeds(probe)
     }
 }
@@ -116,6 +122,7 @@ pub(crate) fn provide(shell: &Shell, needs: &[Need], may_install: bool) -> Resul
     }
     install_packages(shell, &missing)?;
     install_rust(shell, &missing)?;
+    install_crates(shell, &missing)?;
     missing.retain(|need| !need.is_here());
     for need in &missing {
         println!("tools: still missing: {}; the steps that need it are skipped", need.name());
@@ -152,6 +159,18 @@ fn install_rust(shell: &Shell, missing: &[Need]) -> Result<()> {
         }
         println!("tools: {by_hand}");
         attempt(&by_hand, shell.command("rustup").args(*args))?;
+    }
+    Ok(())
+}
+
+fn install_crates(shell: &Shell, missing: &[Need]) -> Result<()> {
+    for need in missing {
+        let Need::Crate(name, version, _) = need else { continue };
+        let args = format!("install {name} --version {version} --locked");
+        println!("tools: cargo {args}");
+        // A folder for the build that is not the project's, and is not kept.
+        let target = tempfile::tempdir()?;
+        attempt(&format!("cargo {args}"), shell.cargo(&args).env("CARGO_TARGET_DIR", target.path()))?;
     }
     Ok(())
 }

@@ -14,6 +14,9 @@
 //! - `# programs: NAME …` programs of this machine, copied with their libraries
 //! - `# tests: NAME …` test programs, at `/tests/NAME`: `PACKAGE` has the tests in the package's folder `tests`,
 //!   `PACKAGE.unit` its unit tests
+//! - `# files: NAME …` files of `tests/vm/etc`, at `/etc/NAME`
+//! - `# host: KIND ARGS` starts `pagemill KIND serve FOLDER ARGS` on this machine, which [`host`] controls, and gives the machine
+//!   a network
 //! - `# crate: PACKAGE` a program of the workspace, at `/bin/pagemill`
 //!
 //! In the machine, `init` starts the script, which ends with 0 unless the script itself failed. The files of `tests/vm/bin`
@@ -23,6 +26,7 @@
 mod boot;
 mod debian;
 mod found;
+mod host;
 
 use std::fs;
 use std::path::PathBuf;
@@ -32,13 +36,22 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::tools::{AARCH64, CRYPTSETUP, GCC, Need};
+use crate::tools::{AARCH64, CRYPTSETUP, FIO, GCC, GIT, MAKE, Need};
 
 const CPIO: Need = Need::Deb("cpio", &["cpio", "--version"]);
 const KMOD: Need = Need::Deb("kmod", &["/sbin/modprobe", "--version"]);
 const DPKG: Need = Need::Deb("dpkg-dev", &["dpkg-deb", "--version"]);
+const QEMU: Need = Need::Deb("qemu-system-x86", &["qemu-system-x86_64", "--version"]);
+const BUSYBOX: Need = Need::Deb("busybox-static", &["busybox", "true"]);
+const DBENCH: Need = Need::Deb("dbench", &["dbench", "--help"]);
+const TCC: Need = Need::Deb("tcc", &["tcc", "-v"]);
+/// Uses a file at random places, and compares all that it reads.
+const FSX: Need = Need::Crate("fsx", "0.3.2", &["fsx", "--version"]);
+/// Tests a file system for what POSIX says.
+const PJDFSTEST: Need = Need::Crate("pjdfstest", "0.2.2", &["pjdfstest", "--version"]);
 
-/// The beginning of the name of a script's failure.
+/// The beginning of the name of a script's failure. The script's name follows; and if a check of it failed, a colon and the
+/// check.
 pub(crate) const SCRIPT: &str = "script ";
 
 /// The needs of the scripts on x86-64.
@@ -47,13 +60,20 @@ pub(crate) const NEEDS: &[Need] = &[
     CPIO,
     KMOD,
     DPKG,
-    Need::Deb("qemu-system-x86", &["qemu-system-x86_64", "--version"]),
-    Need::Deb("busybox-static", &["busybox", "true"]),
+    QEMU,
+    BUSYBOX,
     // Programs that the scripts run.
     CRYPTSETUP,
     Need::Deb("e2fsprogs", &["/sbin/mkfs.ext4", "-V"]),
     Need::Deb("nbd-client", &["/sbin/nbd-client", "-V"]),
 ];
+
+/// The needs of the short script that uses `pagemill nfs serve` on this machine.
+pub(crate) const NEEDS_NFS: &[Need] = &[GCC, CPIO, KMOD, DPKG, QEMU, BUSYBOX, FIO, DBENCH, FSX, PJDFSTEST];
+
+/// The needs of the long one.
+pub(crate) const NEEDS_LONG_NFS: &[Need] =
+    &[GCC, CPIO, KMOD, DPKG, QEMU, BUSYBOX, FIO, DBENCH, FSX, PJDFSTEST, GIT, MAKE, TCC];
 
 /// The needs of the scripts on aarch64.
 pub(crate) const NEEDS_AARCH64: &[Need] = &[
@@ -108,6 +128,17 @@ impl Script {
         lines.flat_map(str::split_whitespace).map(str::to_owned).collect()
     }
 
+    /// The step that runs it.
+    fn step(&self) -> &'static str {
+        match (self.is_long, self.arch, self.head("host").is_empty()) {
+            (true, _, true) => "long-machines",
+            (true, _, false) => "long-nfs",
+            (false, Arch::Aarch64, _) => "aarch64-vm",
+            (false, Arch::X86_64, true) => "vm",
+            (false, Arch::X86_64, false) => "nfs-vm",
+        }
+    }
+
     /// The processor time that it may use.
     fn limit(&self) -> Result<Duration> {
         let minutes = self.head("minutes").first().map_or(Ok(10), |minutes| minutes.parse());
@@ -131,7 +162,7 @@ fn named(shell: &Shell, names: &[String]) -> Result<Vec<Script>> {
         bail!("there is no tests/vm/{unknown}.sh; there are {}", names.join(", "));
     }
     if names.is_empty() {
-        scripts.retain(|script| script.arch == Arch::X86_64 && !script.is_long);
+        scripts.retain(|script| script.step() == "vm");
     } else {
         scripts.retain(|script| names.contains(&script.name));
     }
@@ -140,9 +171,11 @@ fn named(shell: &Shell, names: &[String]) -> Result<Vec<Script>> {
 
 /// The needs of the scripts of these names.
 pub(crate) fn needs(shell: &Shell, names: &[String]) -> Result<Vec<Need>> {
-    let of = |script: &Script| match script.arch {
-        Arch::X86_64 => NEEDS,
-        Arch::Aarch64 => NEEDS_AARCH64,
+    let of = |script: &Script| match (script.step(), script.arch) {
+        ("nfs-vm", _) => NEEDS_NFS,
+        ("long-nfs", _) => NEEDS_LONG_NFS,
+        (_, Arch::X86_64) => NEEDS,
+        (_, Arch::Aarch64) => NEEDS_AARCH64,
     };
     Ok(named(shell, names)?.iter().flat_map(of).copied().collect())
 }
@@ -159,16 +192,28 @@ pub(crate) fn all(shell: &Shell) -> Result<Tally> {
 
 /// Runs the short scripts on aarch64.
 pub(crate) fn aarch64(shell: &Shell) -> Result<Tally> {
-    let mut scripts = scripts(shell)?;
-    scripts.retain(|script| script.arch == Arch::Aarch64 && !script.is_long);
-    run(shell, "aarch64-vm", &scripts)
+    of_step(shell, "aarch64-vm")
+}
+
+/// Runs the short script that uses `pagemill nfs serve`.
+pub(crate) fn nfs(shell: &Shell) -> Result<Tally> {
+    of_step(shell, "nfs-vm")
 }
 
 /// Runs the long scripts: all tests on two nodes, and on aarch64 with long stress and with pages of 16 KiB.
 pub(crate) fn long(shell: &Shell) -> Result<Tally> {
+    of_step(shell, "long-machines")
+}
+
+/// Runs the long script that uses `pagemill nfs serve`.
+pub(crate) fn long_nfs(shell: &Shell) -> Result<Tally> {
+    of_step(shell, "long-nfs")
+}
+
+fn of_step(shell: &Shell, step: &str) -> Result<Tally> {
     let mut scripts = scripts(shell)?;
-    scripts.retain(|script| script.is_long);
-    run(shell, "long-machines", &scripts)
+    scripts.retain(|script| script.step() == step);
+    run(shell, step, &scripts)
 }
 
 /// Runs scripts, one machine after the other.
@@ -186,6 +231,8 @@ fn run(shell: &Shell, step: &str, scripts: &[Script]) -> Result<Tally> {
                     failure.why = format!("in {}: {}", script.name, failure.why);
                     failure.name = match failure.name.as_str() {
                         "" => format!("{SCRIPT}{}", script.name),
+                        // No filter selects a check of a script that has no tests.
+                        check if script.head("tests").is_empty() => format!("{SCRIPT}{}: {check}", script.name),
                         test => format!("{step}/{test}"),
                     };
                 }

@@ -8,9 +8,10 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::debian::{self, Kernel};
+use super::host::Host;
 use super::{Arch, Script, found};
 use crate::builds::{BUILD_LIMIT, OPTIMISED, lightly};
-use crate::shell::{Cmd, Ran, Shell};
+use crate::shell::{Cmd, Ran, Shell, quoted};
 use crate::suites;
 use crate::tally::Tally;
 
@@ -22,6 +23,9 @@ const APPEND: &str = "quiet panic=-1 mitigations=off cryptomgr.notests norandmap
 /// A machine may take this many times its processor time by the clock. A machine that hangs still serves its timer, so it is
 /// never idle.
 const WALL: u64 = 10;
+
+/// A program that takes the place of `pagemill` on this machine, to see what a script says of another server.
+const OTHER_SERVER: &str = "PAGEMILL_VM_SERVER";
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// The packages of the library's tests and of the program. Cargo then selects one set of features for the dependencies of both,
@@ -54,11 +58,14 @@ pub(super) fn run(shell: &Shell, script: &Script) -> Result<Tally> {
     let root = shell.own_target("vm").join(&script.name);
     fill(shell, script, &root)?;
     modules(shell, &kernel, &root, &script.head("modules"))?;
+    let host = host(shell, script)?;
+    fs::write(root.join("etc/host"), host.as_ref().map_or("", |host| &host.facts))?;
     let initrd = root.with_extension("cpio");
     let pack = format!("find . | cpio --quiet -o -H newc > {}", quoted(&initrd));
     shell.command("sh").arg("-c").arg(pack).current_dir(&root).run("vm-pack")?.expect_ok()?;
 
-    let start = || start(shell, script, &kernel, &root, &initrd);
+    let network: &[_] = if host.is_some() { &["-nic", "user,model=virtio-net-pci"] } else { &["-net", "none"] };
+    let start = || start(shell, script, &kernel, &root, &initrd, network);
     let mut ran = start()?;
     let mut times = "";
     if !ran.text.contains(STARTED) {
@@ -102,6 +109,10 @@ fn fill(shell: &Shell, script: &Script, root: &Path) -> Result<()> {
         put(&entry.path(), &root.join("bin").join(entry.file_name()))?;
     }
     fs::copy(&script.path, root.join("test.sh"))?;
+    for name in script.head("files") {
+        let from = files.join("etc").join(&name);
+        fs::copy(&from, root.join("etc").join(&name)).with_context(|| from.display().to_string())?;
+    }
     fs::write(root.join("etc/filter"), shell.filter.as_deref().unwrap_or_default())?;
 
     let programs = script.head("programs");
@@ -130,7 +141,18 @@ fn fill(shell: &Shell, script: &Script, root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn start(shell: &Shell, script: &Script, kernel: &Kernel, root: &Path, initrd: &Path) -> Result<Ran> {
+/// The server on this machine that the script uses.
+fn host(shell: &Shell, script: &Script) -> Result<Option<Host>> {
+    let head = script.head("host");
+    let Some((kind, args)) = head.split_first() else { return Ok(None) };
+    let server = match std::env::var_os(OTHER_SERVER) {
+        Some(other) => other.into(),
+        None => program(shell, Arch::X86_64, "pagemill-cli")?,
+    };
+    Host::start(shell, server, kind, args).map(Some)
+}
+
+fn start(shell: &Shell, script: &Script, kernel: &Kernel, root: &Path, initrd: &Path, network: &[&str]) -> Result<Ran> {
     let limit = script.limit()?;
     let (program, options) = script.arch.qemu();
     let console = format!("console={}", script.arch.console());
@@ -139,7 +161,7 @@ fn start(shell: &Shell, script: &Script, kernel: &Kernel, root: &Path, initrd: &
     let machine = if machine.is_empty() { vec!["-m".to_owned(), "1024".to_owned()] } else { machine };
     let wall = (WALL * limit.as_secs()).to_string();
     let mut qemu = shell.command("timeout").args(["--kill-after=5", &wall, program]).args(options);
-    qemu = qemu.args(["-nographic", "-no-reboot", "-net", "none", "-append", &append.join(" ")]).args(machine);
+    qemu = qemu.args(["-nographic", "-no-reboot", "-append", &append.join(" ")]).args(network).args(machine);
     qemu = qemu.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(initrd);
     for disk in script.head("disks") {
         qemu = qemu.args(["-drive", &self::disk(root, &disk)?]);
@@ -262,8 +284,4 @@ fn modules(shell: &Shell, kernel: &Kernel, root: &Path, names: &[String]) -> Res
         }
     }
     Ok(fs::write(root.join("modules/order"), order.join("\n"))?)
-}
-
-fn quoted(path: &Path) -> String {
-    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }

@@ -1,0 +1,21 @@
+# `pagemill nfs serve` on the host, used by the kernel's client: a file at random places, POSIX's rules, many files, contents
+# verified, and a server that is killed. nfs-whole does more of it.
+# minutes: 4
+# machine: -smp 2 -m 1536
+# modules: virtio_pci virtio_net nfs nfsv3
+# programs: fsx pjdfstest dbench fio cmp
+# files: nfs-checks nfs-pjdfstest.toml
+# host: nfs --no-root-squash
+export LIMIT=240
+. /etc/nfs-checks
+ready
+mounted
+attempt fsx exercise 500 1
+attempt pjdfstest posix
+attempt dbench many 12 10
+attempt fio-buffered verified 4M 0
+attempt fio-direct verified 2M 1
+attempt names names 1000
+attempt restarted restarted 2
+umount /mnt
+attempt report report

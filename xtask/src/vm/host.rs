@@ -1,0 +1,274 @@
+//! A server on this machine, for a virtual machine whose script tests it with its kernel's client.
+//!
+//! The virtual machine has QEMU's user network, in which this machine's loopback is 10.0.2.2. `tests/vm/bin/host` sends a line
+//! to [`Host`], one on each connection: the name of one of these commands, and its argument.
+//! - `say TEXT` prints the text
+//! - `alive` fails if the server has ended by itself
+//! - `kill` kills the server, which cannot prepare for it (SIGKILL)
+//! - `start` starts it again, with the same folder and port
+//! - `sum FILE` answers the SHA-256 of a file in the server's folder, as this machine has it
+//! - `stop` ends the server in order (SIGTERM), and judges its report: see [`judge_report`]
+//!
+//! The answer is `ok` and what was asked for, or `no` and the reason.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::shell::{Shell, quoted};
+
+/// A server has this long to start, and to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often an event is looked for.
+const LOOK: Duration = Duration::from_millis(20);
+/// A command has at most this many bytes.
+const LINE: u64 = 4096;
+
+/// A server, and the thread that does as the script asks. Both end when this is dropped.
+pub(super) struct Host {
+    /// What the machine has at `/etc/host`, as variables of a shell: the two ports, the folder that the server exports,
+    /// and whether it runs as root.
+    pub(super) facts: String,
+    address: (Ipv4Addr, u16),
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Host {
+    /// Starts `PROGRAM KIND serve FOLDER --port PORT ARGS`, with an empty folder.
+    pub(super) fn start(shell: &Shell, program: PathBuf, kind: &str, args: &[String]) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("export-").tempdir_in(shell.own_target("vm"))?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = (Ipv4Addr::LOCALHOST, listener.local_addr()?.port());
+        let mut server = Server {
+            program,
+            kind: kind.to_owned(),
+            folder,
+            // Free now. Another program may take it before the server does, which then says so.
+            port: TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port(),
+            args: args.to_vec(),
+            log: shell.log(&format!("vm-{kind}-server")),
+            child: None,
+        };
+        File::create(&server.log)?;
+        server.start()?;
+        let export = quoted(server.folder.path());
+        let root = if rustix::process::geteuid().is_root() { "yes" } else { "no" };
+        let facts = format!("server={}\ncontrol={}\nexport={export}\nroot={root}\n", server.port, address.1);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::spawn({
+            let (is_over, progress) = (Arc::clone(&is_over), shell.progress.clone());
+            move || {
+                for stream in listener.incoming() {
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    // A connection that fails is the script's failure: it gets no answer.
+                    let _ = stream.and_then(|stream| serve(stream, &mut server, |line| progress.say(line)));
+                }
+            }
+        });
+        Ok(Self { facts, address, is_over, thread: Some(thread) })
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        // The thread sees it at the next connection.
+        drop(TcpStream::connect(self.address));
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// Answers one command.
+fn serve(stream: TcpStream, server: &mut Server, say: impl Fn(&str)) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new(&stream).take(LINE).read_line(&mut line)?;
+    let answer = match server.obey(line.trim_end(), say) {
+        Ok(answer) => format!("ok {answer}\n"),
+        Err(error) => format!("no {error:#}\n"),
+    };
+    (&stream).write_all(answer.as_bytes())
+}
+
+/// The server's process, and what it takes to start it again.
+struct Server {
+    program: PathBuf,
+    kind: String,
+    folder: tempfile::TempDir,
+    port: u16,
+    args: Vec<String>,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Server {
+    fn obey(&mut self, line: &str, say: impl Fn(&str)) -> Result<String> {
+        let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
+        match command {
+            "say" => say(argument),
+            "alive" => self.alive()?,
+            "kill" => self.kill()?,
+            "start" => self.start()?,
+            "sum" => return sum(&inside(self.folder.path(), argument)?),
+            "stop" => return self.stop(),
+            _ => bail!("there is no command {command:?}"),
+        }
+        Ok(String::new())
+    }
+
+    /// Starts it, and waits until it accepts connections.
+    fn start(&mut self) -> Result<()> {
+        ensure!(self.child.is_none(), "the server runs already");
+        let log = File::options().append(true).open(&self.log)?;
+        let mut command = Command::new(&self.program);
+        command.args([&self.kind, "serve"]).arg(self.folder.path());
+        command.args(["--port", &self.port.to_string()]).args(&self.args);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = self.child.insert(command.spawn().with_context(|| self.program.display().to_string())?);
+        let begun = Instant::now();
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_err() {
+            if let Some(status) = child.try_wait()? {
+                self.child = None;
+                bail!("the server ended: {status}; what it printed: {}", self.log.display());
+            }
+            ensure!(begun.elapsed() < PATIENCE, "the server accepts no connection on port {}", self.port);
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    fn alive(&mut self) -> Result<()> {
+        let child = self.child.as_mut().context("the server does not run")?;
+        if let Some(status) = child.try_wait()? {
+            self.child = None;
+            bail!("the server ended by itself: {status}; what it printed: {}", self.log.display());
+        }
+        Ok(())
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        let mut child = self.child.take().context("the server does not run")?;
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+
+    /// Ends it in order. Answers its report in one line.
+    fn stop(&mut self) -> Result<String> {
+        let mut child = self.child.take().context("the server does not run")?;
+        let begins = fs::metadata(&self.log)?.len();
+        kill_process(Pid::from_child(&child), Signal::TERM)?;
+        let status = ended(&mut child)?;
+        ensure!(is_by_sigterm(status), "by SIGTERM the server {status}; what it printed: {}", self.log.display());
+        let text = fs::read(&self.log)?;
+        judge_report(&String::from_utf8_lossy(&text[usize::try_from(begins)?..]))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.child.is_some() {
+            // It may have ended by itself.
+            drop(self.kill());
+        }
+    }
+}
+
+/// Waits for a process that was told to end, and kills it if it does not.
+fn ended(child: &mut Child) -> Result<ExitStatus> {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if begun.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            bail!("the server did not end within {} s of SIGTERM", PATIENCE.as_secs());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// A program that SIGTERM ended in order: with 0, or as a shell reports the signal.
+fn is_by_sigterm(status: ExitStatus) -> bool {
+    matches!(status.code(), Some(0 | 143))
+}
+
+/// Judges what a server printed when it was told to end: its memory was never short. Answers the lines that say so.
+///
+/// The report counts, on one line each or on the same, `N short refills` (a request got fewer pages than it asked for) and
+/// `N sleeps` (a request waited for pages).
+fn judge_report(text: &str) -> Result<String> {
+    let mut said = Vec::new();
+    for what in ["short refills", "sleeps"] {
+        let line = text.lines().find(|line| line.contains(what));
+        let line = line.with_context(|| format!("the server's report has no count of {what}: {text:?}"))?;
+        let count = count_before(line, what).with_context(|| format!("no number before {what:?}: {line}"))?;
+        ensure!(count == 0, "memory was short: {line}");
+        if !said.contains(&line.trim()) {
+            said.push(line.trim());
+        }
+    }
+    Ok(said.join("; "))
+}
+
+/// The number before `what`.
+fn count_before(line: &str, what: &str) -> Option<u64> {
+    let before = line.split(what).next()?.trim_end();
+    let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next()?;
+    digits.parse().ok()
+}
+
+/// The file's path, unless it leads out of the folder.
+fn inside(folder: &Path, file: &str) -> Result<PathBuf> {
+    let is_plain = !file.is_empty() && file.split('/').all(|part| !matches!(part, "" | "." | ".."));
+    ensure!(is_plain, "not a file of the server's folder: {file:?}");
+    Ok(folder.join(file))
+}
+
+fn sum(file: &Path) -> Result<String> {
+    let ran = Command::new("sha256sum").stdin(File::open(file)?).output()?;
+    ensure!(ran.status.success(), "sha256sum {}", ran.status);
+    let text = String::from_utf8_lossy(&ran.stdout).into_owned();
+    Ok(text.split_whitespace().next().unwrap_or_default().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_with_a_short_refill_or_a_sleep_or_without_counts_fails() {
+        let report = |text| judge_report(text).map_err(|error| error.to_string());
+        assert_eq!(report("calls: 10\n0 short refills, 0 sleeps\n").unwrap(), "0 short refills, 0 sleeps");
+        assert_eq!(report("0 short refills\n0 sleeps\n").unwrap(), "0 short refills; 0 sleeps");
+        assert!(report("memory: 0 short refills, 10 sleeps\n").unwrap_err().contains("10 sleeps"));
+        assert!(report("memory: 1 short refills, 0 sleeps\n").unwrap_err().contains("1 short refills"));
+        assert!(report("memory: 0 short refills\n").unwrap_err().contains("sleeps"));
+        assert!(report("").is_err());
+    }
+
+    #[test]
+    fn a_sum_is_of_a_file_in_the_folder() {
+        let folder = Path::new("/export");
+        assert_eq!(inside(folder, "a/b").unwrap(), Path::new("/export/a/b"));
+        for file in ["", "/etc/passwd", "../x", "a/../../x", "a//b", "."] {
+            assert!(inside(folder, file).is_err(), "{file}");
+        }
+    }
+}
