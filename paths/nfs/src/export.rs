@@ -178,13 +178,6 @@ impl Export {
         Ok(object)
     }
 
-    /// As `object`; fails unless it is a directory.
-    pub(crate) fn directory(&self, handle: &[u8]) -> Outcome<Object> {
-        let object = self.object(handle)?;
-        object.expect_directory()?;
-        Ok(object)
-    }
-
     /// Whether a directory is in the tree (E3).
     fn has(&self, directory: BorrowedFd<'_>) -> bool {
         let path = |fd: BorrowedFd<'_>| std::fs::read_link(proc_path(fd));
@@ -193,10 +186,6 @@ impl Export {
             (Ok(directory), Ok(root)) => directory.starts_with(root),
             _ => false,
         }
-    }
-
-    pub(crate) fn root(&self) -> BorrowedFd<'_> {
-        self.root.as_fd()
     }
 
     pub(crate) fn is_root(&self, object: &Object) -> bool {

@@ -23,7 +23,7 @@ mod export;
 mod handles;
 mod mount;
 mod nfs;
-mod pages;
+pub mod pages;
 mod record;
 mod server;
 mod service;

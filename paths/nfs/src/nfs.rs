@@ -91,12 +91,6 @@ impl Nfs {
         Ok((object, key))
     }
 
-    fn directory(&self, handle: &[u8]) -> Outcome<(Object, FileKey)> {
-        let (object, key) = self.object(handle)?;
-        object.expect_directory()?;
-        Ok((object, key))
-    }
-
     fn getattr(&self, mut request: Request<'_>) -> Packed {
         let handle = request.handle()?;
         request.args.end()?;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use serde::Serialize;
 
 use crate::pages::{PageCounters, PageCounts};
-use crate::server::Counters;
+use crate::server::{Counters, Why};
 
 /// A server's counters. Names are those of the JSON.
 #[derive(Serialize)]
@@ -17,6 +17,9 @@ pub(super) struct Report {
     connections: u64,
     refused_clients: u64,
     refused_connections: u64,
+    /// Connections closed because of what came, or because nothing came any more within a record.
+    closed_malformed: u64,
+    closed_stalled: u64,
     garbage: u64,
     denied: u64,
     panics: u64,
@@ -46,6 +49,8 @@ impl Report {
             connections: of(&server.accepted),
             refused_clients: of(&server.refused_peers),
             refused_connections: of(&server.refused_full),
+            closed_malformed: server.closed(Why::Malformed) + server.closed(Why::TooLong),
+            closed_stalled: server.closed(Why::Stalled),
             garbage: of(&server.garbage),
             denied: of(&server.denied),
             panics: of(&server.panics),
@@ -73,6 +78,8 @@ impl fmt::Display for Report {
             "refused      {refused_clients} clients not allowed, {refused_connections} connections too many, {denied} \
              requests by their credentials, {garbage} malformed"
         )?;
+        let Self { closed_malformed, closed_stalled, .. } = self;
+        writeln!(f, "closed       {closed_malformed} connections for what came, {closed_stalled} that stalled")?;
         let Arrays { refills, holes, pages, short_refills, sleeps, slept_ns } = arrays;
         writeln!(f, "page arrays  {refills} refills of {holes} holes by {pages} pages, {short_refills} of them short")?;
         writeln!(f, "no memory    {sleeps} sleeps, {:.1} ms in all", *slept_ns as f64 / 1e6)?;

@@ -51,6 +51,7 @@ impl Counters {
         self.closed[why as usize].load(Relaxed)
     }
     /// Connections that there are.
+    #[cfg(test)]
     pub(crate) fn connections(&self) -> u64 {
         let closed: u64 = self.closed.iter().map(|closed| closed.load(Relaxed)).sum();
         self.accepted.load(Relaxed).saturating_sub(closed)

@@ -15,13 +15,11 @@ use pagemill::Page;
 
 use super::counters::Why;
 use super::room::Reserved;
-use crate::pages::PageArray;
+use crate::pages::{PageArray, SLOTS};
 use crate::record::{self, DATA_MAX, Kind, MARK, Mark, RECORD_MAX, SMALL_MAX};
 
 const PAGE_SIZE: usize = 4096;
 
-/// The pages of a thread's array.
-const SLOTS: usize = 259;
 const _: () = assert!(SLOTS > DATA_MAX / PAGE_SIZE + 1);
 
 /// The fewest bytes of a WRITE that has data, rounded down. So `n` bytes need no more than `n / WRITE_MIN` pages, and two for
