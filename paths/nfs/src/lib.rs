@@ -20,6 +20,8 @@ mod credentials;
 mod data;
 mod error;
 mod export;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod handles;
 mod mount;
 mod nfs;
@@ -31,15 +33,3 @@ mod status;
 mod xdr;
 
 pub use error::Error;
-
-/// What the transport does with a peer's bytes, as one record and as a stream. It must not panic.
-#[cfg(fuzzing)]
-pub fn check_bytes(bytes: &[u8]) {
-    use std::cell::RefCell;
-    thread_local! {
-        static ARRAY: RefCell<pages::PageArray> =
-            RefCell::new(pages::PageArray::new(pagemill::Allocator::global(), Default::default()));
-    }
-    record::check_record(bytes);
-    ARRAY.with_borrow_mut(|array| server::check_stream(bytes, array));
-}
