@@ -136,7 +136,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         connections: args.max_connections as usize,
         ..server::Settings::default()
     };
-    let mut server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
+    let server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
         .map_err(|error| Error::io("starting the server's threads", error))?;
     notice(&format!("serving {} at {at}: {} threads", args.directory.display(), args.threads));
 
