@@ -558,6 +558,32 @@ fn names_lead_nowhere_out_of_the_tree() {
     assert_eq!(folder.names(), ["key", "secret", "tree"]);
 }
 
+#[test]
+fn clients_that_are_not_trusted_are_refused() {
+    let Some(folder) = folder() else { return };
+    let server = Server::start(&folder, "--cache 16M --allow 127.0.0.1");
+    // A port that any user may use: no more than NULL.
+    let mut user = Rpc::of(server.socket());
+    assert!(is_success(&user.asked((NFS, 3, 0), b"").0));
+    for procedure in [(mount::PROGRAM, 3, 1), (NFS, 3, 1), (NFS, 3, 9)] {
+        let (body, _) = user.asked(procedure, b"");
+        let is_weak = matches!(body, reply_body::MSG_DENIED(rejected_reply::AUTH_ERROR(auth_stat::AUTH_TOOWEAK)));
+        assert!(is_weak, "{body:?}");
+    }
+    // Another address.
+    for _ in 0..2 {
+        assert!(Rpc::of(connect_from(Ipv4Addr::new(127, 0, 0, 2), server.address)).is_closed());
+    }
+    server.client().root();
+    let report = server.terminate();
+    assert_eq!((&report["denied"], &report["refused_clients"]), (&3.into(), &2.into()), "{report}");
+
+    let server = Server::start(&folder, "--cache 16M --insecure");
+    Rpc::of(server.socket()).root();
+    Rpc::of(connect_from(Ipv4Addr::new(127, 0, 0, 2), server.address)).root();
+    server.terminate();
+}
+
 /// What the server says instead of serving.
 #[track_caller]
 fn refused(folder: &Folder, line: &str, words: &[&str]) {
