@@ -590,3 +590,40 @@ fn refused(folder: &Folder, line: &str, words: &[&str]) {
     folder.pagemill(&line.split(' ').collect::<Vec<_>>()).refused_by("nfs: serve", words);
 }
 
+#[test]
+fn what_cannot_be_served_is_refused_with_the_next_step() {
+    let Some(folder) = folder() else { return };
+    folder.file("file", b"");
+    for address in ["0.0.0.0", "::", "192.0.2.1"] {
+        refused(&folder, &format!("nfs serve tree --state key --address {address}"), &[address, "--allow"]);
+    }
+    refused(&folder, "nfs serve missing --state key", &["missing", "No such file or directory"]);
+    refused(&folder, "nfs serve file --state key", &["file is no directory"]);
+    let server = Server::start(&folder, "--cache 16M");
+    let port = server.address.port().to_string();
+    refused(&folder, &format!("nfs serve tree --state key --cache 16M --port {port}"), &[&port, "in use", "--port"]);
+    server.client().root();
+    server.terminate();
+}
+
+#[test]
+fn without_privileges_it_says_to_run_it_as_root() {
+    let Some(folder) = folder() else { return };
+    let setpriv = |options: &[&str], line: &str| -> Outcome {
+        let args = line.split(' ');
+        folder.run(Command::new("setpriv").args(options).arg(PROGRAM).args(args))
+    };
+    let probe = Command::new("setpriv").arg("--version").stdout(Stdio::null()).status();
+    if probe.is_err() {
+        println!("skipped: setpriv is not installed");
+        return;
+    }
+    let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups"];
+    setpriv(&user, "nfs serve tree --cache 16M --port 0").refused_by("nfs: serve", &["run it as root"]);
+    // Root, and not allowed to act for others, or to open files by their handles.
+    for lacks in ["-setuid", "-setgid", "-dac_read_search"] {
+        let options = ["--inh-caps", lacks, "--bounding-set", lacks];
+        let outcome = setpriv(&options, "nfs serve tree --state key --cache 16M --port 0");
+        outcome.refused_by("nfs: serve", &["run it as root"]);
+    }
+}
