@@ -363,6 +363,30 @@ fn allow_many_descriptors() {
 }
 
 #[test]
+fn idle_clients_and_half_a_request_stop_nobody() {
+    let Some(folder) = folder() else { return };
+    allow_many_descriptors();
+    // As few descriptors as a login gives, and fewer than there are connections.
+    let script = "ulimit -Sn 512; exec \"$0\" \"$@\"";
+    let server =
+        Server::of(folder.spawn(Command::new("sh").args(["-c", script, PROGRAM]).args(words(0, "--cache 64M"))));
+    let idle: Vec<TcpStream> = (0..1000).map(|_| server.socket()).collect();
+    let mut half = server.client();
+    half.socket.write_all(&record(&call(1, (NFS, 3, 0), b""))[..20]).unwrap();
+    let mut client = server.client();
+    let root = client.root();
+    let file = client.create(&root, b"file").unwrap();
+    client.write(&file, 0, b"served", stable_how::FILE_SYNC);
+    // The idle ones are served too, as soon as they ask.
+    for socket in idle {
+        assert!(is_success(&Rpc::of(socket).asked((NFS, 3, 0), b"").0));
+    }
+    let report = server.terminate();
+    assert_eq!((&report["connections"], &report["refused_connections"]), (&1002.into(), &0.into()), "{report}");
+    assert!(on_disk(&folder, "file") == b"served");
+}
+
+#[test]
 fn connections_beyond_the_limit_are_closed_and_the_others_served() {
     let Some(folder) = folder() else { return };
     let server = Server::start(&folder, "--cache 16M --max-connections 3");

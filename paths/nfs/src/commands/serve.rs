@@ -8,6 +8,7 @@ use std::sync::Arc;
 use clap::Args;
 use pagemill::{Allocator, PAGE_SIZE, PageCache, PageCount};
 use pagemill_watch::StatsServer;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
@@ -124,6 +125,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     // Before threads of this program are there to be asked for their signals.
     let mut stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
 
+    raise_descriptor_limit();
     let memory = Memory::new(args)?;
     let stats = args.stats.as_ref().map(|path| show(path, &memory.allocator)).transpose()?;
     let at = SocketAddr::new(args.address, args.port);
@@ -160,6 +162,13 @@ fn signals() -> std::io::Result<UnixStream> {
         pipe::register(signal, signalled.try_clone()?)?;
     }
     Ok(stop)
+}
+
+/// Each connection takes a descriptor, and each open file two: what a login allows at first is few.
+fn raise_descriptor_limit() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    // If it may not, fewer connections are served at a time.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 
 fn listen(at: SocketAddr) -> Result<TcpListener, Error> {
