@@ -8,6 +8,7 @@ mod copy_faults;
 mod copy_refused;
 mod crypt_mount;
 mod crypt_serve;
+mod nfs;
 mod program;
 mod read;
 mod stress;

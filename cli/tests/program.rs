@@ -13,15 +13,16 @@ fn pagemill(args: &[&str]) -> Outcome {
 #[test]
 fn help_shows_every_command_and_fits_80_columns() {
     let help = pagemill(&["--help"]);
-    let commands = ["bench", "copy", "crypt", "generate", "stress", "info", "nvme", "read", "top", "xdp"];
+    let commands = ["bench", "copy", "crypt", "generate", "stress", "info", "nfs", "nvme", "read", "top", "xdp"];
     let sections = ["Examples:", "Exit codes:", "_BACKEND=", "_STATS=", "_FAIL="];
     for words in commands.iter().chain(&sections) {
         assert!(help.done().stdout.contains(words), "no {words:?} in {}", help.stdout);
     }
     let crypt = ["format", "info", "test-passphrase", "add-key", "remove-key"].map(|it| format!("crypt {it}"));
+    let nfs = ["nfs serve".to_owned()];
     let nvme = ["identify", "read", "write", "bench", "bind", "unbind"].map(|it| format!("nvme {it}"));
     let xdp = ["forward", "drop", "echo", "generate"].map(|it| format!("xdp {it}"));
-    for command in commands.map(str::to_owned).into_iter().chain(crypt).chain(nvme).chain(xdp) {
+    for command in commands.map(str::to_owned).into_iter().chain(crypt).chain(nfs).chain(nvme).chain(xdp) {
         let help = pagemill(&command.split(' ').chain(["--help"]).collect::<Vec<_>>());
         assert!(help.done().stdout.contains(&format!("Usage: pagemill {command}")), "{}", help.stdout);
         help.stdout.lines().for_each(|line| assert!(line.chars().count() <= 80, "{command}: {line}"));

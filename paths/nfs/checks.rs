@@ -2,6 +2,16 @@
 //! (tests/vm/nfs.sh).
 
 use super::Path;
+use crate::tools::Need;
 
-pub(super) const CHECKS: Path =
-    Path { name: "nfs", package: "pagemill-nfs", wants: &[], program_tests: &["bench_rpc"] };
+pub(super) const CHECKS: Path = Path {
+    name: "nfs",
+    package: "pagemill-nfs",
+    wants: &[
+        // `nfs-cp`, `nfs-cat` and `nfs-ls`, of which the first says how it is used if it is given nothing to copy.
+        Need::Deb("libnfs-utils", &["nfs-cp"]),
+        // Runs the server without permission.
+        Need::Deb("util-linux", &["setpriv", "--version"]),
+    ],
+    program_tests: &["bench_rpc", "nfs"],
+};

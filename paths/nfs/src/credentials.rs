@@ -14,6 +14,7 @@ use rustix::thread::UnshareFlags;
 
 use crate::call::{Caller, Credential};
 use crate::calls::{set_fs_group, set_fs_user, set_groups};
+use crate::error::Error;
 
 /// Nobody.
 pub(crate) const ANONYMOUS: u32 = 65534;
@@ -51,6 +52,14 @@ thread_local! {
     static HAS_MASK: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Fails unless this process may act for others.
+pub(crate) fn expect_privileges() -> Result<(), Error> {
+    act_as(&Caller { uid: ANONYMOUS, gid: ANONYMOUS, groups: Vec::new() }, || Ok(())).map_err(|_| {
+        let lacks = "this process may not act for other users (it lacks CAP_SETUID or CAP_SETGID)";
+        Error::unavailable(lacks, "run it as root")
+    })
+}
+
 /// Does something as the caller.
 ///
 /// # Errors
@@ -62,8 +71,9 @@ pub(crate) fn act_as<T>(caller: &Caller, work: impl FnOnce() -> io::Result<T>) -
         rustix::process::umask(Mode::empty());
         HAS_MASK.set(true);
     }
-    let server = Server;
+    // A thread that may not do this has changed nothing, and could not become the server again either.
     set_groups(&caller.groups)?;
+    let server = Server;
     // The user last: this takes the privileges away.
     if !set_fs_group(caller.gid) || !set_fs_user(caller.uid) {
         return Err(rustix::io::Errno::PERM.into());

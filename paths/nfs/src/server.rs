@@ -265,8 +265,10 @@ impl Thread {
             counters.panics.fetch_add(1, Relaxed);
             Answer::SystemError
         });
-        if let Answer::Garbage = answer {
-            counters.garbage.fetch_add(1, Relaxed);
+        match answer {
+            Answer::Garbage => drop(counters.garbage.fetch_add(1, Relaxed)),
+            Answer::TooWeak => drop(counters.denied.fetch_add(1, Relaxed)),
+            _ => {}
         }
         self.replies.answer(header.xid, answer);
         Source { array: &mut self.array, taken: &mut self.taken }.fill(pages);

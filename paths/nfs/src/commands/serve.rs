@@ -1,5 +1,5 @@
 //! `pagemill nfs serve`.
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -8,14 +8,16 @@ use std::sync::Arc;
 use clap::Args;
 use pagemill::{Allocator, PAGE_SIZE, PageCache, PageCount};
 use pagemill_watch::StatsServer;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use super::allow::Network;
 use super::report::Report;
 use crate::Error;
-use crate::credentials::Squash;
+use crate::credentials::{Squash, expect_privileges};
 use crate::data::Data;
+use crate::error::said;
 use crate::export::{Export, Settings};
 use crate::handles::Key;
 use crate::nfs::Nfs;
@@ -117,6 +119,8 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
              what NFSv3 does not protect"
         )));
     }
+    // Before anything else is refused for want of them.
+    expect_privileges()?;
     let settings = Settings {
         directory: args.directory.clone(),
         read_only: args.read_only,
@@ -126,10 +130,11 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     // Before threads of this program are there to be asked for their signals.
     let mut stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
 
+    raise_descriptor_limit();
     let memory = Memory::new(args)?;
     let stats = args.stats.as_ref().map(|path| show(path, &memory.allocator)).transpose()?;
     let at = SocketAddr::new(args.address, args.port);
-    let listener = TcpListener::bind(at).map_err(|error| Error::io(at.to_string(), error))?;
+    let listener = listen(at)?;
     let at = listener.local_addr().map_err(|error| Error::io(at.to_string(), error))?;
     let allowed = args.allow.clone();
     let allows = move |peer: IpAddr| {
@@ -144,6 +149,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
         .map_err(|error| Error::io("starting the server's threads", error))?;
     let registered = args.register.then(|| Registered::new(at.port())).transpose()?;
+    // Programs read the address: it is what follows the last ` at `, up to the last `: `.
     notice(&format!("serving {} at {at}: {} threads", args.directory.display(), args.threads));
 
     // A byte comes with a signal. Whatever else ends the wait would mean that none can come any more.
@@ -163,6 +169,24 @@ fn signals() -> std::io::Result<UnixStream> {
         pipe::register(signal, signalled.try_clone()?)?;
     }
     Ok(stop)
+}
+
+/// Each connection takes a descriptor, and each open file two: what a login allows at first is few.
+fn raise_descriptor_limit() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    // If it may not, fewer connections are served at a time.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
+fn listen(at: SocketAddr) -> Result<TcpListener, Error> {
+    TcpListener::bind(at).map_err(|error| {
+        let next = match error.kind() {
+            ErrorKind::AddrInUse => "name another port with --port, or stop the program that has this one",
+            ErrorKind::AddrNotAvailable => "name an address of this machine with --address",
+            _ => return Error::io(at.to_string(), error),
+        };
+        Error::unavailable(format!("{at}: {}", said(&error)), next)
+    })
 }
 
 fn show(path: &std::path::Path, allocator: &Allocator) -> Result<StatsServer, Error> {

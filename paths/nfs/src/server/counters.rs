@@ -37,7 +37,7 @@ pub(crate) struct Counters {
     pub(crate) sent_bytes: AtomicU64,
     /// Requests answered with `GARBAGE_ARGS`.
     pub(crate) garbage: AtomicU64,
-    /// Requests denied before a procedure saw them: by their credential, or by their version of RPC.
+    /// Requests denied before a procedure saw them: by their credential, their port, or their version of RPC.
     pub(crate) denied: AtomicU64,
     /// Procedures that panicked.
     pub(crate) panics: AtomicU64,
