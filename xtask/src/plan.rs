@@ -116,7 +116,7 @@ pub(crate) const STEPS: &[Step] = &[
         &[GIT, GCC], hunts::long_mutants),
     step("long-machines", Long, 5400, "all tests of the library on two nodes, on aarch64, and on pages of 16 KiB",
         vm::NEEDS_AARCH64, vm::long).wanting(|| vm::NEEDS.to_vec()).logging("vm"),
-    step("long-nfs", Long, 600, "more of nfs-vm; git and a compiler work in the mount", vm::NEEDS_LONG_NFS, vm::long_nfs)
+    step("long-nfs", Long, 400, "more of nfs-vm; git and a compiler work in the mount", vm::NEEDS_LONG_NFS, vm::long_nfs)
         .logging("vm"),
 ];
 
