@@ -8,7 +8,7 @@ use crate::record::Record;
 use crate::rows::{Kind, OPTIONAL, Row};
 
 /// The tables, in the order in which they run.
-pub(crate) const TABLES: [&str; 17] = [
+pub(crate) const TABLES: [&str; 18] = [
     "batch",
     "burst",
     "scatter",
@@ -26,10 +26,11 @@ pub(crate) const TABLES: [&str; 17] = [
     "readahead",
     "crypt",
     "xdp",
+    "rpc",
 ];
 
 /// Those that a data path brings. The feature that does is called as the table is.
-const OF_PATHS: [&str; 2] = ["crypt", "xdp"];
+const OF_PATHS: [&str; 3] = ["crypt", "xdp", "rpc"];
 
 /// The names that `--only` has for the backends of per-CPU lists.
 const BACKENDS: [&str; 2] = ["rseq", "portable"];
@@ -139,6 +140,7 @@ Tables:
               read(2), O_DIRECT, mmap and caches of values; writes 512 MiB
   crypt       an encrypted volume, in this process and served to fio by NBD
   xdp         packets received on a veth pair; needs root
+  rpc         refilling the page array of a thread that serves RPC requests
 
 Rows:
   pagemill-single, -list, -array, -callback, -runs, -raw, -split,
@@ -297,7 +299,7 @@ mod tests {
     use super::*;
     use crate::rows::catalogue;
 
-    const PATHS: [Table; 2] = [path("crypt"), path("xdp")];
+    const PATHS: [Table; 3] = [path("crypt"), path("xdp"), path("rpc")];
 
     const fn path(name: &'static str) -> Table {
         Table { name, steps: 1, measure: |_| Ok(Vec::new()), report: |_, _, _| Ok(()), bars: |_| Vec::new() }

@@ -13,7 +13,8 @@ pub(crate) fn bench(args: &pagemill_bench::BenchArgs) -> Result<(), Failure> {
     use crate::failure::{USAGE, said};
     use pagemill_bench::Error;
     let program = std::env::current_exe().map_err(|error| Failure::new("this program's own file", said(&error)))?;
-    pagemill_bench::run(args, &program, &[pagemill_crypt_bench::TABLE, pagemill_xdp_bench::TABLE]).map_err(|error| {
+    let tables = [pagemill_crypt_bench::TABLE, pagemill_xdp_bench::TABLE, pagemill_nfs_bench::TABLE];
+    pagemill_bench::run(args, &program, &tables).map_err(|error| {
         let failure = failed("no figures", &error, error.next_step());
         match error {
             Error::Interrupted { signal } => failure.by_signal(signal),
@@ -37,6 +38,13 @@ pub(crate) fn crypt(args: &pagemill_crypt::commands::CryptArgs) -> Result<(), Fa
     })?;
     said.warnings.iter().for_each(|warning| warn("crypt", warning));
     print(&said.out)
+}
+
+#[cfg(feature = "nfs")]
+pub(crate) fn nfs(args: &pagemill_nfs::commands::NfsArgs) -> Result<(), Failure> {
+    let said = pagemill_nfs::commands::run(args, &mut |what| warn("nfs", what))
+        .map_err(|error| failed(args.name(), &error, error.next_step()))?;
+    print(&said)
 }
 
 #[cfg(feature = "nvme")]

@@ -2,10 +2,10 @@
 //!
 //! `copy` moves a file through its pages, `read` streams files through a page cache, `stress` looks for a page with two owners, `info` reports what the library found on this
 //! machine, `top` watches another process, `generate` writes man pages and completions. Each of these is a module with its arguments and a `run`. [`commands`] calls the
-//! commands of other crates: `bench` measures the library, `crypt` makes encrypted volumes, `nvme` drives a disk without the
+//! commands of other crates: `bench` measures the library, `crypt` makes encrypted volumes, `nfs` serves a directory, `nvme` drives a disk without the
 //! kernel's driver, `xdp` forwards packets.
 mod allocator;
-#[cfg(any(feature = "crypt", feature = "nvme", feature = "xdp"))]
+#[cfg(any(feature = "crypt", feature = "nfs", feature = "nvme", feature = "xdp"))]
 mod commands;
 mod copy;
 mod failure;
@@ -43,6 +43,8 @@ enum Command {
     Crypt(pagemill_crypt::commands::CryptArgs),
     Generate(generate::GenerateArgs),
     Info(info::InfoArgs),
+    #[cfg(feature = "nfs")]
+    Nfs(pagemill_nfs::commands::NfsArgs),
     #[cfg(feature = "nvme")]
     Nvme(pagemill_nvme::commands::NvmeArgs),
     Read(read::ReadArgs),
@@ -60,6 +62,7 @@ Examples:
   pagemill copy --alloc single a b   the same with one page an allocation
   pagemill crypt format disk.img --size 1G
                                      make an encrypted volume
+  pagemill nfs serve /srv/data       serve a directory by NFSv3, as root
   pagemill nvme identify 01:00.0     what an NVMe drive says of itself
   pagemill read --stats disk.img >/dev/null
                                      stream a file through a page cache
@@ -100,6 +103,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Crypt(args) => commands::crypt(args),
         Command::Generate(args) => generate::run(args, Cli::command()),
         Command::Info(args) => info::run(args),
+        #[cfg(feature = "nfs")]
+        Command::Nfs(args) => commands::nfs(args),
         #[cfg(feature = "nvme")]
         Command::Nvme(args) => commands::nvme(args),
         Command::Read(args) => read::run(args),

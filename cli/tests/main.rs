@@ -2,6 +2,7 @@
 mod common;
 
 mod bench_crypt;
+mod bench_rpc;
 mod copy;
 mod copy_faults;
 mod copy_refused;

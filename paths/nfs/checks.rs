@@ -3,4 +3,5 @@
 
 use super::Path;
 
-pub(super) const CHECKS: Path = Path { name: "nfs", package: "pagemill-nfs", wants: &[], program_tests: &[] };
+pub(super) const CHECKS: Path =
+    Path { name: "nfs", package: "pagemill-nfs", wants: &[], program_tests: &["bench_rpc"] };

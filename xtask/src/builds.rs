@@ -48,6 +48,7 @@ const LIGHTLY: &[(&str, u8)] = &[
     ("pagemill-crypt-bench", 0),
     ("pagemill-cli", 0),
     ("pagemill-nfs", 0),
+    ("pagemill-nfs-bench", 0),
     ("pagemill-nvme", 0),
     ("pagemill-xdp", 0),
     ("pagemill-xdp-bench", 0),

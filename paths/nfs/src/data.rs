@@ -268,6 +268,15 @@ impl Data {
         self.table.forget(key);
     }
 
+    /// Makes everything durable that was written.
+    ///
+    /// # Errors
+    /// The first of those of write-back; all files are tried.
+    pub(crate) fn sync_all(&self) -> io::Result<()> {
+        let changed = self.table.all().into_iter().filter(|open| open.disk.modified().is_some());
+        changed.map(|open| open.sync()).fold(Ok(()), io::Result::and)
+    }
+
     /// The file, opened if it is not open, and compared with what others made of it if it was not looked at for long.
     fn get(&self, key: &FileKey, open: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<Arc<OpenFile>> {
         let open = self.table.get(key, || self.open(key, open()?))?;

@@ -1,9 +1,35 @@
-//! The contents of files for an NFSv3 server (RFC 1813): what READ, WRITE and COMMIT do, through a page cache. The server
-//! that calls this is not built yet.
+//! An NFSv3 server (RFC 1813) on the page cache.
 //!
-//! A WRITE's bytes come in pages of the thread's array ([`call`]). [`data`] moves these pages into the cache, lends the pages
-//! that a READ is answered with, and makes durable what a COMMIT covers.
-#![expect(dead_code, reason = "the server is not built yet")]
-
+//! The way of a request:
+//! 1. [`commands`] has the program's subcommand: it opens the directory, builds the memory, and starts the server.
+//! 2. `server` accepts connections and receives requests (`record`), the bytes of a WRITE in pages of the service thread's
+//!    array (`pages`), which the thread fills again before its next request.
+//! 3. `service` chooses the program: `mount` gives the handle of the tree's root, `nfs` has the procedures.
+//! 4. A procedure opens the file of a handle (`handles`, `export`) and acts as the user of the request (`credentials`). What
+//!    it answers with comes from the file system, or from `data`.
+//! 5. `data` keeps the contents of files in a `PageCache`. A WRITE's pages move into it, and a READ is answered with pages
+//!    that it lends. The server sends these without a copy of its own.
+//!
+//! What is promised stands where it is kept: D1 to D5 in `data`, E1 to E3 in `export`, I1 and I2 in `credentials`.
+//!
+//! Not supported: locks (NLM), UDP, Kerberos, other file systems below the exported directory.
 mod call;
+mod calls;
+pub mod commands;
+mod credentials;
 mod data;
+mod error;
+mod export;
+#[cfg(fuzzing)]
+pub mod fuzzing;
+mod handles;
+mod mount;
+mod nfs;
+pub mod pages;
+mod record;
+mod server;
+mod service;
+mod status;
+mod xdr;
+
+pub use error::Error;

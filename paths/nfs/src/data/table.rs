@@ -98,6 +98,15 @@ impl Table {
         self.find_or(key, |_| ()).ok()
     }
 
+    /// All files that are open.
+    pub(super) fn all(&self) -> Vec<Arc<OpenFile>> {
+        let file = |place: &Place| match place {
+            Place::Open { file, .. } => Some(file.clone()),
+            Place::Kept => None,
+        };
+        self.places().by_key.values().filter_map(file).collect()
+    }
+
     /// The file, or what `missing` makes of the table, which is locked still.
     fn find_or<R>(&self, key: &FileKey, missing: impl FnOnce(&mut Places) -> R) -> Result<Arc<OpenFile>, R> {
         let mut places = self.places();

@@ -1,0 +1,91 @@
+//! What a server has done, in figures.
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::Serialize;
+
+use crate::pages::{PageCounters, PageCounts};
+use crate::server::{Counters, Why};
+
+/// A server's counters. Names are those of the JSON.
+#[derive(Serialize)]
+pub(super) struct Report {
+    requests: u64,
+    received_bytes: u64,
+    sent_bytes: u64,
+    /// Connections in all.
+    connections: u64,
+    refused_clients: u64,
+    refused_connections: u64,
+    /// Connections closed because of what came, or because nothing came any more within a record.
+    closed_malformed: u64,
+    closed_stalled: u64,
+    garbage: u64,
+    denied: u64,
+    panics: u64,
+    waits_for_room: u64,
+    arrays: Arrays,
+}
+
+/// What the threads' page arrays had to be filled with.
+#[derive(Serialize)]
+struct Arrays {
+    refills: u64,
+    holes: u64,
+    pages: u64,
+    short_refills: u64,
+    sleeps: u64,
+    slept_ns: u64,
+}
+
+impl Report {
+    pub(super) fn of(server: &Counters, pages: &PageCounters) -> Self {
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        let PageCounts { refills, pages, holes, short_refills, sleeps, slept_ns } = pages.snapshot();
+        Self {
+            requests: of(&server.requests),
+            received_bytes: of(&server.received_bytes),
+            sent_bytes: of(&server.sent_bytes),
+            connections: of(&server.accepted),
+            refused_clients: of(&server.refused_peers),
+            refused_connections: of(&server.refused_full),
+            closed_malformed: server.closed(Why::Malformed) + server.closed(Why::TooLong),
+            closed_stalled: server.closed(Why::Stalled),
+            garbage: of(&server.garbage),
+            denied: of(&server.denied),
+            panics: of(&server.panics),
+            waits_for_room: of(&server.waits_for_room),
+            arrays: Arrays { refills, holes, pages, short_refills, sleeps, slept_ns },
+        }
+    }
+
+    pub(super) fn json(&self) -> String {
+        let text = serde_json::to_string(self).expect("numbers have a form in JSON");
+        text + "\n"
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let Self { requests, connections, arrays, .. } = self;
+        writeln!(f, "requests     {requests} on {connections} connections")?;
+        writeln!(f, "received     {:.1} MiB", mib(self.received_bytes))?;
+        writeln!(f, "sent         {:.1} MiB", mib(self.sent_bytes))?;
+        let Self { refused_clients, refused_connections, garbage, denied, .. } = self;
+        writeln!(
+            f,
+            "refused      {refused_clients} clients not allowed, {refused_connections} connections too many, {denied} \
+             requests by their credentials, {garbage} malformed"
+        )?;
+        let Self { closed_malformed, closed_stalled, .. } = self;
+        writeln!(f, "closed       {closed_malformed} connections for what came, {closed_stalled} that stalled")?;
+        let Arrays { refills, holes, pages, short_refills, sleeps, slept_ns } = arrays;
+        writeln!(f, "page arrays  {refills} refills of {holes} holes by {pages} pages, {short_refills} of them short")?;
+        writeln!(f, "no memory    {sleeps} sleeps, {:.1} ms in all", *slept_ns as f64 / 1e6)?;
+        if self.panics > 0 {
+            writeln!(f, "faults       {} requests ended in a panic of the server; please report it", self.panics)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,192 @@
+//! `pagemill nfs serve`.
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use pagemill::{Allocator, PAGE_SIZE, PageCache, PageCount};
+use pagemill_watch::StatsServer;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+
+use super::allow::Network;
+use super::report::Report;
+use crate::Error;
+use crate::credentials::Squash;
+use crate::data::Data;
+use crate::export::{Export, Settings};
+use crate::handles::Key;
+use crate::nfs::Nfs;
+use crate::pages::SLOTS;
+use crate::server::{self, Server};
+use crate::service::Programs;
+
+/// Serve a directory by NFSv3, until SIGTERM or SIGINT
+///
+/// What it does not protect: NFSv3 has neither encryption nor passwords. A
+/// client's machine says which user a request comes from, and the server
+/// believes it. Allow none but machines whose root you trust, on a network
+/// that others cannot listen to.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(super) struct ServeArgs {
+    /// The directory; other file systems below it are not served
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    /// The address to serve on; one that others reach takes --allow too
+    #[arg(long, value_name = "IP", default_value_t = Ipv4Addr::LOCALHOST.into())]
+    address: IpAddr,
+
+    /// The port, of both NFS and MOUNT
+    #[arg(long, default_value_t = 2049)]
+    port: u16,
+
+    /// Clients, as 10.0.0.7,10.1.0.0/16 [default: this machine]
+    #[arg(long, value_name = "IP[/BITS],...", value_delimiter = ',')]
+    allow: Vec<Network>,
+
+    /// Serve clients on ports that any of their users may use (1024 and up)
+    #[arg(long)]
+    insecure: bool,
+
+    /// Refuse all changes
+    #[arg(long)]
+    read_only: bool,
+
+    /// Serve root of a client as root, not as nobody (65534)
+    #[arg(long)]
+    no_root_squash: bool,
+
+    /// Keep so much of the files in memory, with K, M, G or T [default: half of
+    /// the machine's memory]
+    #[arg(long, value_name = "SIZE", value_parser = cache, verbatim_doc_comment)]
+    cache: Option<PageCount>,
+
+    /// Threads that answer requests
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: u16,
+
+    /// Connections at a time; more are closed at once
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: u32,
+
+    /// Where the key of file handles is kept, so that handles hold when the
+    /// server is started again
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/pagemill/nfs.key", verbatim_doc_comment)]
+    state: PathBuf,
+
+    /// A socket at which `pagemill top PATH` shows memory and cache
+    #[arg(long, value_name = "PATH")]
+    stats: Option<PathBuf>,
+
+    /// Print the counters at the end as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The least and the most memory of a cache.
+const CACHE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 40;
+
+/// A number of bytes: plain, or with K, M, G or T.
+fn cache(text: &str) -> Result<PageCount, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+        Some(b'T' | b't') => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T behind it if you like".to_owned())?;
+    let bytes = number.checked_mul(1 << shift).filter(|bytes| CACHE.contains(bytes));
+    bytes.map(|bytes| PageCount::new((bytes / PAGE_SIZE as u64) as usize)).ok_or_else(|| "1M to 1T".to_owned())
+}
+
+pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<String, Error> {
+    if !args.address.is_loopback() && args.allow.is_empty() {
+        let address = args.address;
+        return Err(Error::Request(format!(
+            "{address} is reached by others: say which of them are served with --allow IP[/BITS],..., and read in --help \
+             what NFSv3 does not protect"
+        )));
+    }
+    let settings = Settings {
+        directory: args.directory.clone(),
+        read_only: args.read_only,
+        squash: Squash { root: !args.no_root_squash },
+    };
+    let export = Export::open(&settings, &Key::from_file(&args.state)?)?;
+    // Before threads of this program are there to be asked for their signals.
+    let mut stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
+
+    let memory = Memory::new(args)?;
+    let stats = args.stats.as_ref().map(|path| show(path, &memory.allocator)).transpose()?;
+    let at = SocketAddr::new(args.address, args.port);
+    let listener = TcpListener::bind(at).map_err(|error| Error::io(at.to_string(), error))?;
+    let at = listener.local_addr().map_err(|error| Error::io(at.to_string(), error))?;
+    let allowed = args.allow.clone();
+    let allows = move |peer: IpAddr| {
+        if allowed.is_empty() { peer.to_canonical().is_loopback() } else { allowed.iter().any(|it| it.has(peer)) }
+    };
+    let programs = Arc::new(Programs::new(Nfs { export, data: Data::new(memory.cache.clone()) }, args.insecure));
+    let settings = server::Settings {
+        threads: args.threads.into(),
+        connections: args.max_connections as usize,
+        ..server::Settings::default()
+    };
+    let mut server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
+        .map_err(|error| Error::io("starting the server's threads", error))?;
+    notice(&format!("serving {} at {at}: {} threads", args.directory.display(), args.threads));
+
+    // A byte comes with a signal. Whatever else ends the wait would mean that none can come any more.
+    let _ = stop.read(&mut [0]);
+    server.stop();
+    let report = Report::of(server.counters(), server.page_counters());
+    let written = programs.close();
+    drop(stats);
+    written.map_err(|error| Error::io("writing back what clients wrote", error))?;
+    Ok(if args.json { report.json() } else { report.to_string() })
+}
+
+fn signals() -> std::io::Result<UnixStream> {
+    let (stop, signalled) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        pipe::register(signal, signalled.try_clone()?)?;
+    }
+    Ok(stop)
+}
+
+fn show(path: &std::path::Path, allocator: &Allocator) -> Result<StatsServer, Error> {
+    let stats = StatsServer::bind(path).map_err(|error| Error::io(path.display().to_string(), error))?;
+    stats.show("nfs", allocator);
+    Ok(stats)
+}
+
+/// The pages: of the cache, of the threads' arrays, and of requests that have arrived in part.
+struct Memory {
+    allocator: Allocator,
+    cache: PageCache,
+}
+
+impl Memory {
+    fn new(args: &ServeArgs) -> Result<Self, Error> {
+        let beside = usize::from(args.threads) * SLOTS + server::Settings::default().unfinished_pages;
+        let builder = Allocator::builder();
+        let builder = match args.cache {
+            // And some that the processors' lists have.
+            Some(cache) => builder.pages(cache.get() + beside + cache.get() / 64 + 4096),
+            None => builder,
+        };
+        let allocator = builder.build().map_err(|error| Error::Memory(error.to_string()))?;
+        let most = allocator.managed_pages().get().saturating_sub(beside + 4096);
+        let limit = args.cache.map_or(most, PageCount::get);
+        if limit < 256 || limit > most {
+            let needs = ((beside + 4096 + 256) * PAGE_SIZE) >> 20;
+            return Err(Error::Memory(format!("{needs} MiB and the cache are needed")));
+        }
+        let cache = PageCache::builder(&allocator).limit(PageCount::new(limit)).named("nfs").build();
+        Ok(Self { allocator, cache })
+    }
+}

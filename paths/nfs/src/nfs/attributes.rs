@@ -1,0 +1,169 @@
+//! Attributes: of the file system, corrected by what the cache knows better, and set by clients.
+use std::io;
+use std::time::{Duration, UNIX_EPOCH};
+
+use nfs3_types::nfs3::{
+    Nfs3Option, fattr3, ftype3, nfsstat3, nfstime3, post_op_attr, pre_op_attr, sattr3, set_atime, set_mtime, specdata3,
+    wcc_attr, wcc_data,
+};
+use rustix::fs::{Access, AtFlags, FileType, Gid, Mode, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, fstat};
+
+use super::Nfs;
+use crate::call::Caller;
+use crate::credentials::act_as;
+use crate::data::{FileKey, Pending};
+use crate::export::Object;
+use crate::status::{Failed, Outcome};
+
+/// A file's attributes before an operation.
+pub(super) struct Before(wcc_attr);
+
+impl Nfs {
+    /// The attributes of a file as clients see them.
+    pub(super) fn attributes(&self, stat: &Stat, key: &FileKey) -> fattr3 {
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        shown(stat, if is_file { self.data.attributes(key) } else { None })
+    }
+
+    /// The attributes after an operation. A client does without them if there are none.
+    pub(super) fn after(&self, object: &Object, key: &FileKey) -> post_op_attr {
+        match fstat(&object.fd) {
+            Ok(now) => Nfs3Option::Some(self.attributes(&now, key)),
+            Err(_) => Nfs3Option::None,
+        }
+    }
+
+    pub(super) fn before(&self, object: &Object, key: &FileKey) -> Before {
+        let shown = self.attributes(&object.stat, key);
+        Before(wcc_attr { size: shown.size, mtime: shown.mtime, ctime: shown.ctime })
+    }
+
+    /// What has become of a file: its attributes before an operation and after it.
+    pub(super) fn wcc(&self, before: &Before, object: &Object, key: &FileKey) -> wcc_data {
+        wcc_data { before: pre_op_attr::Some(before.0), after: self.after(object, key) }
+    }
+
+    /// Sets attributes of a file, as the caller.
+    ///
+    /// # Errors
+    /// What was set before the one that fails stays set, as it would with the system calls one after the other.
+    pub(super) fn set_attributes(&self, caller: &Caller, object: &Object, key: &FileKey, new: &sattr3) -> Outcome<()> {
+        if let Nfs3Option::Some(size) = new.size {
+            object.expect_file()?;
+            if size > i64::MAX as u64 {
+                return Err(Failed(nfsstat3::NFS3ERR_FBIG));
+            }
+            self.export.expect_access(caller, object, Access::WRITE_OK)?;
+            self.data.set_len(key, || self.export.open_contents(object), size)?;
+            self.drop_set_id(caller, object)?;
+        }
+        let (uid, gid) = (option(&new.uid), option(&new.gid));
+        if uid.is_some() || gid.is_some() {
+            if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
+                return Err(Failed(nfsstat3::NFS3ERR_INVAL));
+            }
+            let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+            act_as(caller, || Ok(rustix::fs::chownat(&object.fd, c"", uid, gid, AtFlags::EMPTY_PATH)?))?;
+        }
+        // After the owner: a change of that takes the bits that run a program as its owner away.
+        if let Nfs3Option::Some(mode) = new.mode {
+            let mode = Mode::from_raw_mode(mode & 0o7777);
+            act_as(caller, || Ok(rustix::fs::chmod(object.path(), mode)?))?;
+        }
+        let times = Timestamps {
+            last_access: match new.atime {
+                set_atime::DONT_CHANGE => OMIT,
+                set_atime::SET_TO_SERVER_TIME => NOW,
+                set_atime::SET_TO_CLIENT_TIME(time) => to_system(time)?,
+            },
+            last_modification: match new.mtime {
+                set_mtime::DONT_CHANGE => OMIT,
+                set_mtime::SET_TO_SERVER_TIME => NOW,
+                set_mtime::SET_TO_CLIENT_TIME(time) => to_system(time)?,
+            },
+        };
+        if times.last_access.tv_nsec != OMIT.tv_nsec || times.last_modification.tv_nsec != OMIT.tv_nsec {
+            // What the cache writes back later would set another time.
+            self.data.settle(key)?;
+            act_as(caller, || Ok(rustix::fs::utimensat(rustix::fs::CWD, object.path(), &times, AtFlags::empty())?))?;
+        }
+        self.data.changed_here(key);
+        Ok(())
+    }
+
+    /// Takes the bits away that run a program as its owner or group, as the kernel does when a user changes the program: the
+    /// contents are written by the server, which may keep them.
+    pub(super) fn drop_set_id(&self, caller: &Caller, object: &Object) -> io::Result<()> {
+        let mode = object.stat.st_mode;
+        let group = if mode & 0o010 == 0 { 0 } else { 0o2000 };
+        if caller.uid != 0 && mode & (0o4000 | group) != 0 {
+            rustix::fs::chmod(object.path(), Mode::from_raw_mode(mode & 0o7777 & !(0o4000 | group)))?;
+        }
+        Ok(())
+    }
+}
+
+const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+
+fn to_system(time: nfstime3) -> Outcome<Timespec> {
+    if time.nseconds >= 1_000_000_000 {
+        return Err(Failed(nfsstat3::NFS3ERR_INVAL));
+    }
+    Ok(Timespec { tv_sec: i64::from(time.seconds), tv_nsec: i64::from(time.nseconds) })
+}
+
+fn option<T: Copy + nfs3_types::xdr_codec::Pack + nfs3_types::xdr_codec::Unpack>(value: &Nfs3Option<T>) -> Option<T> {
+    match value {
+        Nfs3Option::Some(value) => Some(*value),
+        Nfs3Option::None => None,
+    }
+}
+
+/// A time as NFS has it: seconds since 1970 in 32 bits. Times before and after that are shown as the nearest there is.
+fn time(seconds: i64, nanoseconds: u64) -> nfstime3 {
+    match u32::try_from(seconds) {
+        Ok(seconds) => nfstime3 { seconds, nseconds: nanoseconds as u32 },
+        Err(_) if seconds < 0 => nfstime3 { seconds: 0, nseconds: 0 },
+        Err(_) => nfstime3 { seconds: u32::MAX, nseconds: 999_999_999 },
+    }
+}
+
+/// The times at which a file was changed.
+pub(super) fn changed(stat: &Stat) -> nfstime3 {
+    time(stat.st_ctime, stat.st_ctime_nsec)
+}
+
+fn shown(stat: &Stat, pending: Option<Pending>) -> fattr3 {
+    let (mut size, mut mtime, mut ctime) =
+        (stat.st_size as u64, time(stat.st_mtime, stat.st_mtime_nsec), changed(stat));
+    if let Some(pending) = pending {
+        let written = pending.modified.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        size = pending.len;
+        mtime = time(written.as_secs() as i64, u64::from(written.subsec_nanos()));
+        ctime = mtime;
+    }
+    fattr3 {
+        type_: match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => ftype3::NF3DIR,
+            FileType::Symlink => ftype3::NF3LNK,
+            FileType::BlockDevice => ftype3::NF3BLK,
+            FileType::CharacterDevice => ftype3::NF3CHR,
+            FileType::Fifo => ftype3::NF3FIFO,
+            FileType::Socket => ftype3::NF3SOCK,
+            FileType::RegularFile | FileType::Unknown => ftype3::NF3REG,
+        },
+        mode: stat.st_mode & 0o7777,
+        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        size,
+        used: (stat.st_blocks as u64).saturating_mul(512),
+        rdev: specdata3 { specdata1: rustix::fs::major(stat.st_rdev), specdata2: rustix::fs::minor(stat.st_rdev) },
+        fsid: stat.st_dev,
+        fileid: stat.st_ino,
+        atime: time(stat.st_atime, stat.st_atime_nsec),
+        mtime,
+        ctime,
+    }
+}

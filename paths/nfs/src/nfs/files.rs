@@ -1,0 +1,130 @@
+//! READ, WRITE and COMMIT. The contents are the cache's (`data`).
+use nfs3_types::nfs3::{
+    COMMIT3resfail, COMMIT3resok, READ3resfail, READ3resok, WRITE3resfail, WRITE3resok, nfsstat3, stable_how, wcc_data,
+    writeverf3,
+};
+use nfs3_types::xdr_codec::Opaque;
+use rustix::fs::Access;
+
+use super::{Nfs, Packed, Request, TRANSFER_MAX, accepted, refused};
+use crate::call::{Answer, Caller, Payload};
+use crate::data::{FileKey, ReadBytes, Stable};
+use crate::export::Object;
+use crate::status::{Failed, Outcome};
+use crate::xdr::Garbage;
+
+impl Nfs {
+    pub(super) fn read(&self, mut request: Request<'_>) -> Result<Answer, Garbage> {
+        let handle = request.handle()?;
+        let (at, count) = (request.args.u64()?, request.args.u32()?.min(TRANSFER_MAX));
+        request.args.end()?;
+        let (object, key) = match self.object(handle) {
+            Ok(found) => found,
+            Err(failed) => return Ok(Answer::Results(refused(failed, READ3resfail::default()))),
+        };
+        let read = self.read_bytes(request.caller, &object, &key, at, count);
+        let file_attributes = self.after(&object, &key);
+        Ok(match read {
+            Ok(ReadBytes { lent, is_end }) => {
+                let count = lent.len() as u32;
+                let mut results =
+                    accepted(READ3resok { file_attributes, count, eof: is_end, data: Opaque::borrowed(&[]) });
+                // The length of the data, which follow from the cache's pages.
+                let length = results.len() - 4;
+                results[length..].copy_from_slice(&count.to_be_bytes());
+                Answer::Lent(results, lent)
+            }
+            Err(failed) => Answer::Results(refused(failed, READ3resfail { file_attributes })),
+        })
+    }
+
+    fn read_bytes(&self, caller: &Caller, object: &Object, key: &FileKey, at: u64, count: u32) -> Outcome<ReadBytes> {
+        object.expect_file()?;
+        // Whoever may run a program may read it: this is how a client runs it (RFC 1813, section 4.4).
+        self.export
+            .expect_access(caller, object, Access::READ_OK)
+            .or_else(|_| self.export.expect_access(caller, object, Access::EXEC_OK))
+            .map_err(|_| Failed(nfsstat3::NFS3ERR_ACCES))?;
+        if at.checked_add(u64::from(count)).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Failed(nfsstat3::NFS3ERR_INVAL));
+        }
+        Ok(self.data.read(key, || self.export.open_contents(object), at, count)?)
+    }
+
+    pub(super) fn write(&self, mut request: Request<'_>, payload: &mut Payload<'_>) -> Packed {
+        let handle = request.handle()?;
+        let (at, count) = (request.args.u64()?, request.args.u32()?);
+        let stable = match request.args.u32()? {
+            0 => Stable::Unstable,
+            1 => Stable::DataSync,
+            2 => Stable::FileSync,
+            _ => return Err(Garbage),
+        };
+        // The length of the data, which are in the payload.
+        let length = request.args.u32()?;
+        request.args.end()?;
+        if count > length || length as usize != payload.len {
+            return Err(Garbage);
+        }
+        payload.len = count as usize;
+        let (object, key) = match self.object(handle) {
+            Ok(found) => found,
+            Err(failed) => return Ok(refused(failed, WRITE3resfail::default())),
+        };
+        let before = self.before(&object, &key);
+        let done = self.write_bytes(request.caller, &object, &key, at, payload, stable);
+        let file_wcc = self.wcc(&before, &object, &key);
+        Ok(match done {
+            Ok(written) => accepted(WRITE3resok {
+                file_wcc,
+                count: written.count,
+                committed: match written.committed {
+                    Stable::Unstable => stable_how::UNSTABLE,
+                    Stable::DataSync => stable_how::DATA_SYNC,
+                    Stable::FileSync => stable_how::FILE_SYNC,
+                },
+                verf: writeverf3(self.data.verifier()),
+            }),
+            Err(failed) => refused(failed, WRITE3resfail { file_wcc }),
+        })
+    }
+
+    fn write_bytes(
+        &self,
+        caller: &Caller,
+        object: &Object,
+        key: &FileKey,
+        at: u64,
+        payload: &mut Payload<'_>,
+        stable: Stable,
+    ) -> Outcome<crate::data::Written> {
+        self.export.expect_writable()?;
+        object.expect_file()?;
+        self.export.expect_access(caller, object, Access::WRITE_OK)?;
+        if at.checked_add(payload.len as u64).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(Failed(nfsstat3::NFS3ERR_FBIG));
+        }
+        self.drop_set_id(caller, object)?;
+        Ok(self.data.write(key, || self.export.open_contents(object), at, payload, stable)?)
+    }
+
+    pub(super) fn commit(&self, mut request: Request<'_>) -> Packed {
+        let handle = request.handle()?;
+        let (at, count) = (request.args.u64()?, request.args.u32()?);
+        request.args.end()?;
+        let (object, key) = match self.object(handle) {
+            Ok(found) => found,
+            Err(failed) => return Ok(refused(failed, COMMIT3resfail { file_wcc: wcc_data::default() })),
+        };
+        let before = self.before(&object, &key);
+        let done = object.expect_file().and_then(|()| {
+            self.export.expect_access(request.caller, &object, Access::WRITE_OK)?;
+            Ok(self.data.commit(&key, || self.export.open_contents(&object), at, count)?)
+        });
+        let file_wcc = self.wcc(&before, &object, &key);
+        Ok(match done {
+            Ok(()) => accepted(COMMIT3resok { file_wcc, verf: writeverf3(self.data.verifier()) }),
+            Err(failed) => refused(failed, COMMIT3resfail { file_wcc }),
+        })
+    }
+}

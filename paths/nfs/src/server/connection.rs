@@ -1,0 +1,346 @@
+//! A connection: its socket, and its two sides, which are served independently of each other.
+//!
+//! # Receiving
+//! Reading is one thread's at a time: the poller gives an event once, and gives the next one only after the thread has armed
+//! the socket again. It does that as soon as it has taken the requests that came, before it answers them. So other threads
+//! serve later requests of the same connection meanwhile, and replies may go out in another order: clients tell them apart by
+//! their `xid`.
+//!
+//! Reading goes on only while fewer than [`REQUESTS_MAX`] requests are in progress and fewer than [`REPLIES_MAX`] bytes of
+//! replies are unsent. Whoever ends the last request too many, or sends the last byte too many, arms the socket again.
+//!
+//! # Sending
+//! No thread waits for a peer that does not take its replies: they stay queued, and an event on a duplicate of the socket says
+//! when there is room.
+//!
+//! # Locks
+//! `input` before `output`; neither is held while a procedure runs, and `output` not while the kernel sends.
+use std::io::{self, ErrorKind};
+use std::mem;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+
+use super::clock::Clock;
+use super::counters::Why;
+use super::hub::Hub;
+use super::input::{Batch, Input, Source};
+use super::lock;
+use super::output::{Output, Replies, Sent, send_some};
+use super::poller::{Event, Poller, Token};
+use super::room::Reserved;
+
+/// Reading stops at so many requests in progress.
+pub(super) const REQUESTS_MAX: usize = 64;
+/// Reading stops at so many bytes of replies.
+pub(super) const REPLIES_MAX: usize = 4 << 20;
+/// A thread's buffer: many small requests, and little of a WRITE's data.
+pub(super) const BUFFER: usize = 1 << 10;
+/// Data that come in such pieces are received until they are complete; a thread leaves a slower peer for another one.
+const PIECE: usize = 16 << 10;
+
+/// `stalls_at` of a connection that may be silent.
+const NEVER: u64 = u64::MAX;
+
+pub(super) struct Connection {
+    pub(super) token: Token,
+    pub(super) socket: TcpStream,
+    pub(super) peer: SocketAddr,
+    poller: Arc<Poller>,
+    clock: Arc<Clock>,
+    input: Mutex<Input>,
+    output: Mutex<Output>,
+    /// Room that was granted while nobody had the connection.
+    granted: Mutex<Option<Reserved>>,
+    /// The tick at which it has been silent for too long.
+    stalls_at: AtomicU64,
+    has_stalled: AtomicBool,
+    is_closed: AtomicBool,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "connection from {}", self.peer)
+    }
+}
+
+/// How receiving goes on.
+enum Next {
+    /// More may come.
+    More,
+    /// There is no room for the data of a WRITE; the connection is armed as there is.
+    Waits,
+    Ended(Why),
+}
+
+impl Connection {
+    pub(super) fn new(token: Token, socket: TcpStream, peer: SocketAddr, hub: &Hub) -> Self {
+        Self {
+            token,
+            socket,
+            peer,
+            poller: hub.poller.clone(),
+            clock: hub.clock.clone(),
+            input: Mutex::default(),
+            output: Mutex::default(),
+            granted: Mutex::default(),
+            stalls_at: AtomicU64::new(NEVER),
+            has_stalled: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes what came to the batch, and lets others read on.
+    pub(super) fn receive(self: &Arc<Self>, hub: &Hub, batch: &mut Batch, mut source: Source<'_>) {
+        let mut input = lock(&self.input);
+        let mut bytes = 0;
+        let next = self.receive_some(&mut input, hub, batch, &mut source, &mut bytes);
+        input.trim(&mut source);
+        let is_within_record = input.is_within_record();
+        match next {
+            Next::More if !is_within_record => self.stalls_at.store(NEVER, Relaxed),
+            Next::More => self.stalls_at.store(self.clock.stalls_at(), Relaxed),
+            // It was stored before others could have the connection.
+            Next::Waits => {}
+            Next::Ended(_) => {
+                self.stalls_at.store(self.clock.stalls_at(), Relaxed);
+                *input = Input::default(); // Its pages are free at once.
+            }
+        }
+        drop(input);
+        hub.counters.received_bytes.fetch_add(bytes as u64, Relaxed);
+        hub.counters.requests.fetch_add(batch.requests.len() as u64, Relaxed);
+        let mut output = lock(&self.output);
+        output.in_progress += batch.requests.len();
+        match next {
+            Next::More if output.may_read() => {
+                drop(output);
+                self.arm_input();
+            }
+            Next::More => {
+                self.stalls_at.store(NEVER, Relaxed);
+                (output.is_input_idle, output.is_within_record) = (true, is_within_record);
+            }
+            Next::Waits => {}
+            Next::Ended(why) => {
+                output.ended = Some(why);
+                drop(output);
+                self.close_if_done(hub);
+            }
+        }
+    }
+
+    fn receive_some(
+        self: &Arc<Self>,
+        input: &mut Input,
+        hub: &Hub,
+        batch: &mut Batch,
+        source: &mut Source<'_>,
+        bytes: &mut usize,
+    ) -> Next {
+        let mut buffer = [0; BUFFER];
+        let mut may_read_small = true;
+        loop {
+            if !self.has_room(input, hub) {
+                return Next::Waits;
+            }
+            let (came, direct) = if input.direct() > 0 {
+                if source.left() == 0 {
+                    return Next::More;
+                }
+                let mut slices = Vec::new();
+                let direct = input.receive_into(&mut buffer, source, &mut slices);
+                (rustix::io::readv(&self.socket, &mut slices), direct)
+            } else if may_read_small {
+                (rustix::io::read(&self.socket, &mut buffer), 0)
+            } else {
+                return Next::More;
+            };
+            let came = match came {
+                Ok(0) if input.is_within_record() => return Next::Ended(Why::Broken),
+                Ok(0) => return Next::Ended(Why::Ended),
+                Ok(came) => came,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Next::More,
+                Err(_) => return Next::Ended(Why::Broken),
+            };
+            *bytes += came;
+            let requests = batch.requests.len();
+            let taken = input
+                .received(came.min(direct), batch)
+                .and_then(|()| input.take(&buffer[..came.saturating_sub(direct)], batch, source));
+            if let Err(why) = taken {
+                return Next::Ended(why);
+            }
+            // After a WRITE that was received into pages, the next one is somebody else's.
+            if direct > 0 && (came < PIECE || batch.requests.len() > requests) {
+                return Next::More;
+            }
+            may_read_small = false;
+        }
+    }
+
+    /// Whether there is room for the WRITE that is being received, if it goes on.
+    fn has_room(self: &Arc<Self>, input: &mut Input, hub: &Hub) -> bool {
+        let Some(data) = input.data.as_mut().filter(|data| !data.is_complete()) else { return true };
+        if data.reserved.is_none() {
+            data.reserved = lock(&self.granted).take();
+        }
+        if data.reserved.is_none() {
+            self.stalls_at.store(NEVER, Relaxed);
+            data.reserved = hub.room.reserve(data.pages_needed(), self);
+            if data.reserved.is_none() {
+                hub.counters.waits_for_room.fetch_add(1, Relaxed);
+            }
+        }
+        data.reserved.is_some()
+    }
+    /// There is room now: somebody reads on.
+    pub(super) fn grant(&self, reserved: Reserved) {
+        *lock(&self.granted) = Some(reserved);
+        self.stalls_at.store(self.clock.stalls_at(), Relaxed);
+        self.arm_input();
+    }
+
+    fn arm_input(&self) {
+        self.poller.arm(&self.socket, Event::Input(self.token));
+    }
+
+    /// Queues replies, and sends what the socket takes.
+    pub(super) fn send(&self, replies: &mut Replies, hub: &Hub) {
+        let replies = mem::take(replies);
+        let mut output = lock(&self.output);
+        output.in_progress -= replies.requests;
+        if !self.is_closed.load(Relaxed) {
+            output.queue.extend(replies.chunks);
+            output.bytes += replies.bytes;
+        }
+        drop(output);
+        self.send_queue(hub);
+    }
+    /// The socket has room again.
+    pub(super) fn has_room_to_send(&self, hub: &Hub) {
+        lock(&self.output).is_blocked = false;
+        self.send_queue(hub);
+    }
+
+    fn send_queue(&self, hub: &Hub) {
+        let mut output = lock(&self.output);
+        while !output.queue.is_empty() && !output.is_sending && !output.is_blocked {
+            output.is_sending = true;
+            let (mut queue, mut sent) = (mem::take(&mut output.queue), output.sent);
+            drop(output);
+            let result = send_some(&self.socket, &mut queue, &mut sent);
+            output = lock(&self.output);
+            output.is_sending = false;
+            // Others may have added replies behind these.
+            queue.append(&mut output.queue);
+            output.queue = queue;
+            output.sent = sent;
+            match result {
+                Ok((count, how)) => {
+                    hub.counters.sent_bytes.fetch_add(count as u64, Relaxed);
+                    output.bytes -= count;
+                    if let Sent::Blocked = how {
+                        output.is_blocked = true;
+                        if self.arm_output(&mut output).is_err() {
+                            // Without a descriptor it cannot be told when there is room. The peer may connect again.
+                            drop(output);
+                            return self.close(hub, Why::Broken);
+                        }
+                    }
+                    if output.ended.is_some() && count > 0 {
+                        self.stalls_at.store(self.clock.stalls_at(), Relaxed);
+                    }
+                }
+                Err(_) => {
+                    drop(output);
+                    return self.close(hub, Why::Broken);
+                }
+            }
+        }
+        if output.is_input_idle && output.may_read() {
+            output.is_input_idle = false;
+            if output.is_within_record {
+                self.stalls_at.store(self.clock.stalls_at(), Relaxed);
+            }
+            self.arm_input();
+        }
+        drop(output);
+        self.close_if_done(hub);
+    }
+
+    /// Under the lock, so that the duplicate is registered before anybody arms it again.
+    fn arm_output(&self, output: &mut Output) -> io::Result<()> {
+        let event = Event::Output(self.token);
+        match &output.duplicate {
+            Some(duplicate) => self.poller.arm(duplicate, event),
+            None => {
+                let duplicate = self.socket.as_fd().try_clone_to_owned()?;
+                self.poller.add(&duplicate, event)?;
+                output.duplicate = Some(duplicate);
+            }
+        }
+        Ok(())
+    }
+
+    fn close_if_done(&self, hub: &Hub) {
+        let output = lock(&self.output);
+        let is_done = output.in_progress == 0 && output.queue.is_empty() && !output.is_sending;
+        if let (Some(why), true) = (output.ended, is_done) {
+            drop(output);
+            self.close(hub, why);
+        }
+    }
+
+    /// Closes it, for good: what is queued is dropped. Requests in progress go on without it.
+    pub(super) fn close(&self, hub: &Hub, why: Why) {
+        if self.is_closed.swap(true, Relaxed) {
+            return;
+        }
+        let why = if self.has_stalled.load(Relaxed) { Why::Stalled } else { why };
+        hub.counters.close(why);
+        let mut output = lock(&self.output);
+        let (queue, duplicate) = (mem::take(&mut output.queue), output.duplicate.take());
+        drop(output);
+        self.poller.remove(&self.socket);
+        if let Some(duplicate) = duplicate {
+            self.poller.remove(duplicate);
+        }
+        drop(queue);
+        // The table's handle may be the last one but this thread's; the descriptor is closed with that.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        hub.table.remove(self.token);
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_blocked(&self) -> bool {
+        lock(&self.output).is_blocked
+    }
+
+    /// Ends it if it was silent for too long where it should not be. Whoever reads it then closes it.
+    pub(super) fn end_if_stalled(&self, tick: u64, hub: &Hub) {
+        if tick < self.stalls_at.load(Relaxed) {
+            return;
+        }
+        let output = lock(&self.output);
+        if output.ended.is_some() && !output.is_blocked {
+            return; // Its last requests are in progress.
+        }
+        drop(output);
+        self.has_stalled.store(true, Relaxed);
+        match self.socket.shutdown(Shutdown::Both) {
+            Err(error) if error.kind() == ErrorKind::NotConnected => self.close(hub, Why::Stalled),
+            _ => {}
+        }
+    }
+}
+
+impl Output {
+    fn may_read(&self) -> bool {
+        self.in_progress < REQUESTS_MAX && self.bytes < REPLIES_MAX && self.ended.is_none()
+    }
+}

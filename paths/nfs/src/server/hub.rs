@@ -1,0 +1,24 @@
+//! What all threads of a server share.
+use std::sync::Arc;
+
+use pagemill::Cancel;
+
+use super::Settings;
+use super::clock::Clock;
+use super::counters::Counters;
+use super::crew::Crew;
+use super::poller::Poller;
+use super::room::Room;
+use super::table::Table;
+
+pub(super) struct Hub {
+    pub(super) poller: Arc<Poller>,
+    pub(super) table: Table,
+    pub(super) room: Arc<Room>,
+    pub(super) counters: Counters,
+    pub(super) settings: Settings,
+    /// Ends waits for memory.
+    pub(super) stop: Cancel,
+    pub(super) clock: Arc<Clock>,
+    pub(super) crew: Crew,
+}
