@@ -6,7 +6,7 @@
 # modules: virtio_pci virtio_net nfs nfsv3
 # programs: fsx pjdfstest dbench fio cmp git tcc make
 # files: nfs-checks nfs-pjdfstest.toml
-# host: nfs --no-root-squash
+# host: nfs --no-root-squash --insecure --cache 32M --json
 . /etc/nfs-checks
 ready
 mounted

@@ -5,7 +5,7 @@
 # modules: virtio_pci virtio_net nfs nfsv3
 # programs: fsx pjdfstest dbench fio cmp
 # files: nfs-checks nfs-pjdfstest.toml
-# host: nfs --no-root-squash
+# host: nfs --no-root-squash --insecure --cache 32M --json
 export LIMIT=240
 . /etc/nfs-checks
 ready
