@@ -26,6 +26,7 @@ mod handles;
 mod mount;
 mod nfs;
 pub mod pages;
+mod portmap;
 mod record;
 mod server;
 mod service;

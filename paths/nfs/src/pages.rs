@@ -284,7 +284,7 @@ mod tests {
     fn a_new_array_is_filled_whole_and_an_array_that_nobody_used_is_not_looked_at() {
         let allocator = allocator(1024);
         let (mut array, counters) = full(&allocator);
-        assert_eq!(holes(&array), []);
+        assert_eq!(holes(&array), Vec::<usize>::new());
         let counts = PageCounts { refills: 1, pages: 259, holes: 259, ..PageCounts::default() };
         assert_eq!(counters.snapshot(), counts);
         let calls = allocator.stats().bulk_alloc;

@@ -90,7 +90,7 @@ impl Default for Settings {
 pub(crate) struct Server {
     hub: Arc<Hub>,
     page_counters: Arc<PageCounters>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Server {
@@ -118,15 +118,15 @@ impl Server {
             crew: Crew::new(thread::available_parallelism().map_or(ACTIVE_MIN, NonZero::get).max(ACTIVE_MIN)),
         });
         // From here on, an error stops the threads that run already.
-        let mut server = Self { hub: hub.clone(), page_counters: Arc::default(), threads: Vec::new() };
+        let server = Self { hub: hub.clone(), page_counters: Arc::default(), threads: Mutex::default() };
         for number in 0..settings.threads.max(1) {
             let array = PageArray::new(allocator, server.page_counters.clone());
             let (hub, service) = (hub.clone(), service.clone() as Arc<dyn Service>);
             let run = move || Thread::new(hub, array, service).run();
-            server.threads.push(Builder::new().name(format!("nfs-{number}")).spawn(run)?);
+            lock(&server.threads).push(Builder::new().name(format!("nfs-{number}")).spawn(run)?);
         }
         let run = move || accept::accept(&listener, &hub, &allows);
-        server.threads.push(Builder::new().name("nfs-accept".into()).spawn(run)?);
+        lock(&server.threads).push(Builder::new().name("nfs-accept".into()).spawn(run)?);
         Ok(server)
     }
     pub(crate) fn counters(&self) -> &Counters {
@@ -136,11 +136,11 @@ impl Server {
         &self.page_counters
     }
     /// Answers the requests in progress, ends all threads, and closes all connections. Counters can be read still.
-    pub(crate) fn stop(&mut self) {
+    pub(crate) fn stop(&self) {
         self.hub.stop.cancel();
         self.hub.poller.stop();
         self.hub.crew.stop();
-        for thread in mem::take(&mut self.threads) {
+        for thread in mem::take(&mut *lock(&self.threads)) {
             // A thread that panicked has ended too.
             let _ = thread.join();
         }

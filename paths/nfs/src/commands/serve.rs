@@ -20,6 +20,7 @@ use crate::export::{Export, Settings};
 use crate::handles::Key;
 use crate::nfs::Nfs;
 use crate::pages::SLOTS;
+use crate::portmap::Registered;
 use crate::server::{self, Server};
 use crate::service::Programs;
 
@@ -51,6 +52,10 @@ pub(super) struct ServeArgs {
     /// Serve clients on ports that any of their users may use (1024 and up)
     #[arg(long)]
     insecure: bool,
+
+    /// Register with this machine's portmapper, for clients that ask it
+    #[arg(long)]
+    register: bool,
 
     /// Refuse all changes
     #[arg(long)]
@@ -136,12 +141,14 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         connections: args.max_connections as usize,
         ..server::Settings::default()
     };
-    let mut server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
+    let server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
         .map_err(|error| Error::io("starting the server's threads", error))?;
+    let registered = args.register.then(|| Registered::new(at.port())).transpose()?;
     notice(&format!("serving {} at {at}: {} threads", args.directory.display(), args.threads));
 
     // A byte comes with a signal. Whatever else ends the wait would mean that none can come any more.
     let _ = stop.read(&mut [0]);
+    drop(registered);
     server.stop();
     let report = Report::of(server.counters(), server.page_counters());
     let written = programs.close();

@@ -90,7 +90,7 @@ impl Nfs {
         let is_file = there.kind() == FileType::RegularFile;
         match how {
             // Nothing but its length is set.
-            How::Unchecked(new) if is_file => Ok((there.fd, sattr3 { size: new.size.clone(), ..sattr3::default() })),
+            How::Unchecked(new) if is_file => Ok((there.fd, sattr3 { size: new.size, ..sattr3::default() })),
             How::Exclusive(verifier) if is_file && has_in_times(&there, *verifier) => Ok((there.fd, sattr3::default())),
             _ => Err(Failed(nfsstat3::NFS3ERR_EXIST)),
         }
