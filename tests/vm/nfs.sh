@@ -16,6 +16,7 @@ attempt dbench many 12 10
 attempt fio-buffered verified 4M 0
 attempt fio-direct verified 2M 1
 attempt names names 1000
+attempt counters counters again
 attempt restarted restarted 2
 umount /mnt
-attempt report report
+attempt counters-at-the-end counters
