@@ -6,7 +6,7 @@
 # modules: virtio_pci virtio_net nfs nfsv3
 # programs: fsx pjdfstest dbench fio cmp git tcc make
 # files: nfs-checks nfs-pjdfstest.toml
-# host: nfs --no-root-squash
+# host: nfs --no-root-squash --insecure --cache 32M --json
 . /etc/nfs-checks
 ready
 mounted
@@ -18,6 +18,7 @@ attempt fio-direct verified 16M 1
 attempt names names 10000
 attempt git repository 300
 attempt compiler built 100
+attempt counters counters again
 attempt restarted restarted 10
 umount /mnt
 # Small transfers, each synchronous, and nothing of the attributes cached: other calls of the client.
@@ -26,4 +27,4 @@ attempt fsx-small exercise 2000 5
 attempt fio-small verified 1M 0
 attempt names-small names 500
 umount /mnt
-attempt report report
+attempt counters-at-the-end counters

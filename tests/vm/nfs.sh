@@ -5,7 +5,7 @@
 # modules: virtio_pci virtio_net nfs nfsv3
 # programs: fsx pjdfstest dbench fio cmp
 # files: nfs-checks nfs-pjdfstest.toml
-# host: nfs --no-root-squash
+# host: nfs --no-root-squash --insecure --cache 32M --json
 export LIMIT=240
 . /etc/nfs-checks
 ready
@@ -16,6 +16,7 @@ attempt dbench many 12 10
 attempt fio-buffered verified 4M 0
 attempt fio-direct verified 2M 1
 attempt names names 1000
+attempt counters counters again
 attempt restarted restarted 2
 umount /mnt
-attempt report report
+attempt counters-at-the-end counters

@@ -104,7 +104,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("fuzz", All, 120, "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
     step("aarch64-vm", All, 240, "stress and the library's tests that matter most, on aarch64",
         vm::NEEDS_AARCH64, vm::aarch64).logging("vm"),
-    step("nfs-vm", All, 90, "`pagemill nfs serve`, used by Linux's client: fsx, pjdfstest, dbench, fio, and a server that is killed",
+    step("nfs-vm", All, 60, "`pagemill nfs serve`, used by Linux's client: fsx, pjdfstest, dbench, fio, and a server that is killed",
         vm::NEEDS_NFS, vm::nfs).logging("vm"),
 
     step("long-stress", Long, 2500, "ten minutes of each stress on each backend", C_AND_CXX, hunts::long_stress),
@@ -116,7 +116,7 @@ pub(crate) const STEPS: &[Step] = &[
         &[GIT, GCC], hunts::long_mutants),
     step("long-machines", Long, 5400, "all tests of the library on two nodes, on aarch64, and on pages of 16 KiB",
         vm::NEEDS_AARCH64, vm::long).wanting(|| vm::NEEDS.to_vec()).logging("vm"),
-    step("long-nfs", Long, 600, "more of nfs-vm; git and a compiler work in the mount", vm::NEEDS_LONG_NFS, vm::long_nfs)
+    step("long-nfs", Long, 450, "more of nfs-vm; git and a compiler work in the mount", vm::NEEDS_LONG_NFS, vm::long_nfs)
         .logging("vm"),
 ];
 

@@ -15,7 +15,7 @@
 //! - `# tests: NAME …` test programs, at `/tests/NAME`: `PACKAGE` has the tests in the package's folder `tests`,
 //!   `PACKAGE.unit` its unit tests
 //! - `# files: NAME …` files of `tests/vm/etc`, at `/etc/NAME`
-//! - `# host: KIND ARGS` starts `pagemill KIND serve FOLDER ARGS` on this machine, which [`host`] controls, and gives the machine
+//! - `# host: KIND ARGS` as root, starts `pagemill KIND serve FOLDER ARGS` on this machine, which [`host`] controls, and gives the machine
 //!   a network
 //! - `# crate: PACKAGE` a program of the workspace, at `/bin/pagemill`
 //!
@@ -223,6 +223,10 @@ fn run(shell: &Shell, step: &str, scripts: &[Script]) -> Result<Tally> {
     for script in scripts {
         // With a filter on tests' names, scripts without tests are left out.
         if shell.filter.is_some() && script.head("tests").is_empty() {
+            continue;
+        }
+        if !script.head("host").is_empty() && !rustix::process::geteuid().is_root() {
+            tally.add(Tally::skip(format!("vm-{}", script.name), "root on this machine, for the server"));
             continue;
         }
         match boot::run(shell, script) {

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 use crate::shell::{Shell, quoted};
 
@@ -35,8 +36,7 @@ const LINE: u64 = 4096;
 
 /// A server, and the thread that does as the script asks. Both end when this is dropped.
 pub(super) struct Host {
-    /// What the machine has at `/etc/host`, as variables of a shell: the two ports, the folder that the server exports,
-    /// and whether it runs as root.
+    /// What the machine has at `/etc/host`, as variables of a shell: the two ports, and the folder that the server exports.
     pub(super) facts: String,
     address: (Ipv4Addr, u16),
     is_over: Arc<AtomicBool>,
@@ -44,9 +44,9 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts `PROGRAM KIND serve FOLDER --port PORT ARGS`, with an empty folder.
+    /// Starts `PROGRAM KIND serve FOLDER --port PORT --state FILE ARGS`, with an empty folder, and a file that is not there yet.
     pub(super) fn start(shell: &Shell, program: PathBuf, kind: &str, args: &[String]) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("export-").tempdir_in(shell.own_target("vm"))?;
+        let folder = tempfile::Builder::new().prefix("host-").tempdir_in(shell.own_target("vm"))?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = (Ipv4Addr::LOCALHOST, listener.local_addr()?.port());
         let mut server = Server {
@@ -60,10 +60,10 @@ impl Host {
             child: None,
         };
         File::create(&server.log)?;
+        fs::create_dir(server.export())?;
         server.start()?;
-        let export = quoted(server.folder.path());
-        let root = if rustix::process::geteuid().is_root() { "yes" } else { "no" };
-        let facts = format!("server={}\ncontrol={}\nexport={export}\nroot={root}\n", server.port, address.1);
+        let export = quoted(&server.export());
+        let facts = format!("server={}\ncontrol={}\nexport={export}\n", server.port, address.1);
         let is_over = Arc::new(AtomicBool::new(false));
         let thread = std::thread::spawn({
             let (is_over, progress) = (Arc::clone(&is_over), shell.progress.clone());
@@ -108,6 +108,7 @@ fn serve(stream: TcpStream, server: &mut Server, say: impl Fn(&str)) -> io::Resu
 struct Server {
     program: PathBuf,
     kind: String,
+    /// Has the folder that it exports, and its state.
     folder: tempfile::TempDir,
     port: u16,
     args: Vec<String>,
@@ -123,11 +124,15 @@ impl Server {
             "alive" => self.alive()?,
             "kill" => self.kill()?,
             "start" => self.start()?,
-            "sum" => return sum(&inside(self.folder.path(), argument)?),
+            "sum" => return sum(&inside(&self.export(), argument)?),
             "stop" => return self.stop(),
             _ => bail!("there is no command {command:?}"),
         }
         Ok(String::new())
+    }
+
+    fn export(&self) -> PathBuf {
+        self.folder.path().join("export")
     }
 
     /// Starts it, and waits until it accepts connections.
@@ -135,8 +140,8 @@ impl Server {
         ensure!(self.child.is_none(), "the server runs already");
         let log = File::options().append(true).open(&self.log)?;
         let mut command = Command::new(&self.program);
-        command.args([&self.kind, "serve"]).arg(self.folder.path());
-        command.args(["--port", &self.port.to_string()]).args(&self.args);
+        command.args([&self.kind, "serve"]).arg(self.export()).args(["--port", &self.port.to_string()]);
+        command.arg("--state").arg(self.folder.path().join("state")).args(&self.args);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = self.child.insert(command.spawn().with_context(|| self.program.display().to_string())?);
         let begun = Instant::now();
@@ -209,29 +214,18 @@ fn is_by_sigterm(status: ExitStatus) -> bool {
     matches!(status.code(), Some(0 | 143))
 }
 
-/// Judges what a server printed when it was told to end: its memory was never short. Answers the lines that say so.
-///
-/// The report counts, on one line each or on the same, `N short refills` (a request got fewer pages than it asked for) and
-/// `N sleeps` (a request waited for pages).
+/// Judges the counters that `pagemill nfs serve --json` prints when it is told to end: its memory was never short, and it found
+/// nothing wrong with itself or the client. Answers the counters.
 fn judge_report(text: &str) -> Result<String> {
-    let mut said = Vec::new();
-    for what in ["short refills", "sleeps"] {
-        let line = text.lines().find(|line| line.contains(what));
-        let line = line.with_context(|| format!("the server's report has no count of {what}: {text:?}"))?;
-        let count = count_before(line, what).with_context(|| format!("no number before {what:?}: {line}"))?;
-        ensure!(count == 0, "memory was short: {line}");
-        if !said.contains(&line.trim()) {
-            said.push(line.trim());
-        }
+    let line = text.lines().rfind(|line| line.starts_with('{'));
+    let line = line.with_context(|| format!("the server printed no counters: {text:?}"))?;
+    let report: Value = serde_json::from_str(line)?;
+    for counter in ["/arrays/short_refills", "/arrays/sleeps", "/panics", "/garbage", "/closed_malformed"] {
+        let count = report.pointer(counter).and_then(Value::as_u64);
+        let count = count.with_context(|| format!("the server has no counter {counter}: {line}"))?;
+        ensure!(count == 0, "the server's counter {counter} is {count}: {line}");
     }
-    Ok(said.join("; "))
-}
-
-/// The number before `what`.
-fn count_before(line: &str, what: &str) -> Option<u64> {
-    let before = line.split(what).next()?.trim_end();
-    let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next()?;
-    digits.parse().ok()
+    Ok(line.to_owned())
 }
 
 /// The file's path, unless it leads out of the folder.
@@ -253,14 +247,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_with_a_short_refill_or_a_sleep_or_without_counts_fails() {
-        let report = |text| judge_report(text).map_err(|error| error.to_string());
-        assert_eq!(report("calls: 10\n0 short refills, 0 sleeps\n").unwrap(), "0 short refills, 0 sleeps");
-        assert_eq!(report("0 short refills\n0 sleeps\n").unwrap(), "0 short refills; 0 sleeps");
-        assert!(report("memory: 0 short refills, 10 sleeps\n").unwrap_err().contains("10 sleeps"));
-        assert!(report("memory: 1 short refills, 0 sleeps\n").unwrap_err().contains("1 short refills"));
-        assert!(report("memory: 0 short refills\n").unwrap_err().contains("sleeps"));
-        assert!(report("").is_err());
+    fn a_report_with_a_short_refill_a_sleep_or_a_panic_fails_and_so_does_one_without_them() {
+        let report = |short: u64, sleeps: u64, panics: u64| {
+            let arrays = format!("\"arrays\":{{\"short_refills\":{short},\"sleeps\":{sleeps}}}");
+            let text = format!("serving\n{{\"panics\":{panics},\"garbage\":0,\"closed_malformed\":0,{arrays}}}\n");
+            judge_report(&text).map_err(|error| error.to_string())
+        };
+        assert!(report(0, 0, 0).unwrap().starts_with('{'));
+        assert!(report(1, 0, 0).unwrap_err().contains("/arrays/short_refills is 1"));
+        assert!(report(0, 10, 0).unwrap_err().contains("/arrays/sleeps is 10"));
+        assert!(report(0, 0, 1).unwrap_err().contains("/panics is 1"));
+        assert!(judge_report("serving\n{\"panics\":0}\n").is_err());
+        assert!(judge_report("").is_err());
     }
 
     #[test]
