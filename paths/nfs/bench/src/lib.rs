@@ -1,25 +1,34 @@
-//! The table `rpc` of `pagemill bench`: what a thread of an NFS server does between two requests, in several ways.
+//! The table `rpc` of `pagemill bench`: what a thread of an NFS server does between two requests, in several ways; and what
+//! a client gets of such a server, beside others.
 //!
-//! Its part `refill` fills the holes that a request left in the page array of its thread ([`pagemill_nfs::pages`]).
+//! Its part `refill` fills the holes that a request left in the page array of its thread ([`pagemill_nfs::pages`]). Its part
+//! `loopback` has one client (`client`) ask several `servers`.
 
+mod client;
+mod loopback;
 mod refill;
 mod report;
+mod servers;
 mod ways;
 
 use pagemill_harness::bars::Limit::AtLeast;
-use pagemill_harness::bars::{Bar, bar, least, ratio, totals};
+use pagemill_harness::bars::{Bar, bar, least, median, ratio, speed, totals, turns_of};
 use pagemill_harness::record::Record;
 use pagemill_harness::rounds::ListOrder;
 use pagemill_harness::{Error, Run, Table};
 
+use loopback::{GANESHA, OURS, RANDOM, READ, UNFS3, WRITE};
 use refill::{ALL, FIRST, LAST, SPREAD};
 use ways::{ARRAY, SINGLE};
 
 /// The table.
-pub const TABLE: Table = Table { name: "rpc", steps: refill::STEPS, measure: rpc, report: report::rpc, bars };
+pub const TABLE: Table =
+    Table { name: "rpc", steps: refill::STEPS + loopback::STEPS, measure: rpc, report: report::rpc, bars };
 
 fn rpc(run: &mut Run<'_>) -> Result<Vec<Record>, Error> {
-    refill::refill(run)
+    let mut records = refill::refill(run)?;
+    records.extend(loopback::loopback(run)?);
+    Ok(records)
 }
 
 fn bars(records: &[Record]) -> Vec<Bar> {
@@ -31,7 +40,19 @@ fn bars(records: &[Record]) -> Vec<Bar> {
         let of = |(part, order): (_, ListOrder)| ratio(turns(part, SINGLE, order), turns(part, ARRAY, order));
         least(parts.iter().flat_map(orders).map(of))
     };
+    let rate = |part, name| turns_of(records, part, name);
+    let gain_on = |part, peer| speed(rate(part, OURS), rate(part, peer));
+    let random = match gain_on(RANDOM, UNFS3) {
+        Some(gain) => bar("rpc: random 4 KiB / unfs3", Some(gain), Some(AtLeast(1.0)), None),
+        None => {
+            let each = median(rate(RANDOM, OURS)).map(|ns| 1e6 / ns);
+            bar("rpc: random 4 KiB, thousands a second", each, Some(AtLeast(90.0)), None)
+        }
+    };
     let bars = [
+        bar("rpc: 1 MiB reads / ganesha", gain_on(READ, GANESHA), Some(AtLeast(1.2)), None),
+        bar("rpc: 1 MiB writes / ganesha", gain_on(WRITE, GANESHA), Some(AtLeast(1.2)), None),
+        random,
         bar("rpc: 64 in one slice: one by one / array", gain(&[FIRST, LAST]), Some(AtLeast(3.0)), Some(AtLeast(5.0))),
         bar("rpc: 64 scattered: one by one / array", gain(&[SPREAD]), None, None),
         bar("rpc: all 259: one by one / array", gain(&[ALL]), None, None),

@@ -8,6 +8,7 @@ use pagemill_harness::report::{align, plain, wrap};
 use pagemill_harness::rounds::ListOrder;
 use pagemill_harness::stats::short;
 
+use crate::loopback::{CREATE, GANESHA, GETATTR, PARTS, RANDOM, READ, WRITE};
 use crate::refill::{ORDERS, PATTERNS};
 use crate::ways::SINGLE;
 
@@ -15,7 +16,50 @@ use crate::ways::SINGLE;
 const QUOTED: &str = "sunrpc-2021";
 
 pub(crate) fn rpc(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {
-    refills(out, records, published)
+    refills(out, records, published)?;
+    servers(out, records)
+}
+
+/// What a client gets, a line a server.
+fn servers(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
+    if !records.iter().any(|record| record.bench == READ) {
+        return Ok(());
+    }
+    writeln!(out, "\nrpc: one client of a server over loopback, eight calls in flight")?;
+    let mut table = plain(&["asked", "server", "a second", "least", "most", "runs", "/ ganesha"]);
+    for (part, ..) in PARTS {
+        let of = |record: &&Record| record.bench == part;
+        let ganesha = records.iter().filter(of).find(|record| record.name == GANESHA);
+        for (at, record) in records.iter().filter(of).enumerate() {
+            let spread = record.total;
+            table.add_row([
+                if at == 0 { asked(part).to_owned() } else { String::new() },
+                record.name.to_owned(),
+                short(1e9 / spread.median),
+                short(1e9 / spread.max),
+                short(1e9 / spread.min),
+                record.runs.to_string(),
+                ganesha.map_or("-".to_owned(), |ganesha| short(ganesha.total.median / spread.median)),
+            ]);
+        }
+    }
+    align(&mut table, 2);
+    writeln!(out, "{}", table.trim_fmt())?;
+    let what = "Medians of turns. The client is the same for all, checks the status and the length of each reply, and looks at no \
+                data. Files are in memory and were read before. 1 MiB: a second has so many MiB; writes are unstable, with one \
+                COMMIT at the end of 256. create: one file made and removed. list: READDIRPLUS of 64 KiB.";
+    writeln!(out, "{}", wrap(what))
+}
+
+fn asked(part: &str) -> &'static str {
+    match part {
+        READ => "read 1 MiB",
+        WRITE => "write 1 MiB",
+        RANDOM => "read 4 KiB at random",
+        GETATTR => "getattr",
+        CREATE => "create and remove",
+        _ => "list",
+    }
 }
 
 fn refills(out: &mut dyn Write, records: &[Record], published: &Published) -> io::Result<()> {

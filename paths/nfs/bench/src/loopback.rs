@@ -1,0 +1,181 @@
+//! Servers over loopback: what one client gets that keeps eight calls in flight.
+//!
+//! Files are in memory (`/dev/shm`), each server's its own, and were read before: so no disk is measured. A WRITE is unstable,
+//! and a COMMIT at a round's end is timed with it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::Instant;
+
+use nfs3_types::nfs3::nfs_fh3;
+use pagemill_harness::record::Record;
+use pagemill_harness::rounds::{CellSamples, Effort, Kind, Sample, Unavailable, in_turns};
+use pagemill_harness::{Error, Run};
+
+use crate::TABLE;
+use crate::client::{Call, Client};
+use crate::servers::{self, Server};
+
+/// The parts, by what a client asks.
+pub(crate) const READ: &str = "rpc-read-1m";
+pub(crate) const WRITE: &str = "rpc-write-1m";
+pub(crate) const RANDOM: &str = "rpc-read-4k";
+pub(crate) const GETATTR: &str = "rpc-getattr";
+pub(crate) const CREATE: &str = "rpc-create";
+pub(crate) const LIST: &str = "rpc-readdirplus";
+
+pub(crate) const OURS: &str = "pagemill";
+pub(crate) const GANESHA: &str = "ganesha";
+pub(crate) const UNFS3: &str = "unfs3";
+
+pub(crate) const STEPS: usize = 1;
+
+/// A part: its name, and how many operations a round has, all of them and in a quick run.
+pub(crate) const PARTS: [(&str, usize, usize); 6] =
+    [(READ, 256, 32), (WRITE, 256, 32), (RANDOM, 8000, 800), (GETATTR, 8000, 800), (CREATE, 1000, 100), (LIST, 60, 10)];
+
+const MIB: usize = 1 << 20;
+/// Of the file that is read, and of the one that is written.
+const FILE: usize = 64 * MIB;
+const ENTRIES: usize = 1000;
+/// Turns of all servers.
+const ROUNDS: usize = 9;
+const QUICK_ROUNDS: usize = 2;
+
+fn failed(what: &str, why: impl std::fmt::Display) -> Error {
+    Error::Table { table: TABLE.name, what: what.to_owned(), why: why.to_string() }
+}
+
+pub(crate) fn loopback(run: &mut Run<'_>) -> Result<Vec<Record>, Error> {
+    run.progress.set_message("servers over loopback");
+    let (program, is_compared) = (run.program.to_owned(), run.is_compared);
+    let is_full = run.effort.rounds >= Effort::FULL.rounds;
+    let seed = run.seed;
+    // What the thread enters is left as it ends.
+    let measured = thread::scope(|scope| scope.spawn(move || measure(&program, is_compared, is_full, seed)).join());
+    run.progress.inc(STEPS as u64);
+    let (records, absent) = match measured {
+        Ok(measured) => measured?,
+        Err(panic) => std::panic::resume_unwind(panic),
+    };
+    for (name, why) in absent {
+        run.note_absent(name, "-", &Unavailable(why));
+    }
+    Ok(records)
+}
+
+/// A server with its client, ready to be asked.
+struct Entrant {
+    name: &'static str,
+    kind: Kind,
+    _server: Server,
+    client: Client,
+    read: nfs_fh3,
+    written: nfs_fh3,
+    listed: nfs_fh3,
+    made: nfs_fh3,
+}
+
+type Measured = (Vec<Record>, Vec<(&'static str, String)>);
+
+fn measure(program: &Path, is_compared: bool, is_full: bool, seed: u64) -> Result<Measured, Error> {
+    let mut absent = Vec::new();
+    if let Err(why) = servers::enter() {
+        absent.push((TABLE.name, format!("servers over loopback: {why}")));
+        return Ok((Vec::new(), absent));
+    }
+    let folder = tempfile::tempdir_in("/dev/shm").map_err(|error| failed("a folder in /dev/shm", error))?;
+    type Start<'a> = &'a dyn Fn(&Path, &Path) -> Result<Server, String>;
+    let ours = |tree: &Path, folder: &Path| servers::pagemill(program, tree, folder);
+    let makes: [(_, _, Start<'_>); 3] =
+        [(OURS, Kind::Ours, &ours), (GANESHA, Kind::Peer, &servers::ganesha), (UNFS3, Kind::Peer, &servers::unfs3)];
+    let mut entrants = Vec::new();
+    for (name, kind, start) in makes {
+        if kind == Kind::Peer && !is_compared {
+            continue;
+        }
+        match Entrant::new(name, kind, start, &folder.path().join(name)) {
+            Ok(entrant) => entrants.push(entrant),
+            Err(why) if kind == Kind::Peer => absent.push((name, why)),
+            Err(why) => return Err(failed(name, why)),
+        }
+    }
+    let data = vec![0x5a; MIB];
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut records = Vec::new();
+    for (part, all, quick) in PARTS {
+        let (count, rounds) = if is_full { (all, ROUNDS) } else { (quick, QUICK_ROUNDS) };
+        let cell = |it: &Entrant| CellSamples::new(part, (it.name, "-", it.kind), 1);
+        let mut cells: Vec<_> = entrants.iter().map(cell).collect();
+        for entrant in &mut entrants {
+            entrant.round(part, count / 4, &data, &mut rng).map_err(|error| failed(entrant.name, error))?;
+        }
+        for (_, at) in in_turns(rounds, entrants.len()) {
+            let entrant = &mut entrants[at];
+            let ns = entrant.round(part, count, &data, &mut rng).map_err(|error| failed(entrant.name, error))?;
+            cells[at].samples.push(Sample::whole(ns));
+        }
+        records.extend(cells.into_iter().filter_map(CellSamples::record));
+    }
+    Ok((records, absent))
+}
+
+impl Entrant {
+    fn new(
+        name: &'static str,
+        kind: Kind,
+        start: &dyn Fn(&Path, &Path) -> Result<Server, String>,
+        folder: &Path,
+    ) -> Result<Self, String> {
+        let tree = folder.join("tree");
+        let make = || -> io::Result<()> {
+            fs::create_dir_all(tree.join("made"))?;
+            fs::create_dir_all(tree.join("listed"))?;
+            fs::write(tree.join("read"), vec![0x5a; FILE])?;
+            fs::write(tree.join("written"), vec![0; FILE])?;
+            (0..ENTRIES).try_for_each(|at| fs::write(tree.join(format!("listed/entry-{at:05}")), ""))
+        };
+        make().map_err(|error| format!("its files: {error}"))?;
+        let server = start(&tree, folder)?;
+        let connect = || -> io::Result<_> {
+            let path = tree.to_string_lossy();
+            let root = Client::connect(server.mount)?.mount(&path)?;
+            let mut client = Client::connect(server.nfs)?;
+            let mut find = |name| client.lookup(&root, name);
+            let found = (find("read")?, find("written")?, find("listed")?, find("made")?);
+            Ok((client, found))
+        };
+        let (client, (read, written, listed, made)) = connect().map_err(|error| error.to_string())?;
+        Ok(Self { name, kind, _server: server, client, read, written, listed, made })
+    }
+
+    /// Nanoseconds of one operation, of so many.
+    fn round(&mut self, part: &str, count: usize, data: &[u8], rng: &mut fastrand::Rng) -> io::Result<f64> {
+        let Self { client, read, written, listed, made, .. } = self;
+        let mib = |at: usize| (at % (FILE / MIB) * MIB) as u64;
+        let names: Vec<String> = match part {
+            CREATE => (0..count).map(|at| format!("new-{at}")).collect(),
+            _ => Vec::new(),
+        };
+        let start = Instant::now();
+        match part {
+            READ => client.run((0..count).map(|at| Call::read(read, mib(at), MIB as u32)))?,
+            WRITE => {
+                client.run((0..count).map(|at| Call::write(written, mib(at), data)))?;
+                client.run([Call::commit(written)])?;
+            }
+            RANDOM => {
+                client.run((0..count).map(|_| Call::read(read, rng.u64(0..(FILE / 4096) as u64) * 4096, 4096)))?
+            }
+            GETATTR => client.run((0..count).map(|_| Call::getattr(read)))?,
+            CREATE => {
+                client.run(names.iter().map(|name| Call::create(made, name)))?;
+                client.run(names.iter().map(|name| Call::remove(made, name)))?;
+            }
+            _ => client.run((0..count).map(|_| Call::list(listed)))?,
+        }
+        Ok(start.elapsed().as_nanos() as f64 / count as f64)
+    }
+}
