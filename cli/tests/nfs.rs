@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 use nfs3_types::mount::{self, mountstat3};
@@ -356,6 +357,59 @@ fn sigterm_writes_everything_back_while_connections_are_open() {
     server.terminate();
 }
 
+/// Writes the parts of a file over and over, until the server is gone. Returns how many were answered; `answered` counts those of
+/// all writers.
+fn write_until_closed(
+    server: &Server,
+    number: usize,
+    parts: &[Vec<u8>],
+    how: stable_how,
+    answered: &AtomicUsize,
+) -> usize {
+    let mut client = server.client();
+    let root = client.root();
+    let file = client.create(&root, number.to_string().as_bytes()).unwrap();
+    let is_written = |(part, bytes): &(usize, &Vec<u8>)| {
+        let args = pack(&write_args(&file, (part * PART) as u64, bytes, how));
+        let Ok((body, results)) = client.try_asked((NFS, 3, WRITE), &args) else { return false };
+        assert!(is_success(&body), "{body:?}");
+        let WRITE3res::Ok(ok) = unpack(&results) else { panic!("{results:?}") };
+        assert_eq!((ok.count as usize, ok.committed), (bytes.len(), how));
+        answered.fetch_add(1, Relaxed);
+        true
+    };
+    parts.iter().enumerate().cycle().take_while(is_written).count()
+}
+
+const PART: usize = 48 << 10;
+
+#[test]
+fn writes_that_were_answered_survive_a_signal_amid_others() {
+    for (by, how) in [(Signal::TERM, stable_how::UNSTABLE), (Signal::KILL, stable_how::FILE_SYNC)] {
+        let Some(folder) = folder() else { return };
+        let mut server = Server::start(&folder, "--cache 64M");
+        let parts: Vec<Vec<u8>> = (0..50).map(|part| noise(PART - part)).collect();
+        let answered = AtomicUsize::new(0);
+        let counts: Vec<usize> = thread::scope(|scope| {
+            let write = |number| write_until_closed(&server, number, &parts, how, &answered);
+            let writers: Vec<_> = (0..4).map(|number| scope.spawn(move || write(number))).collect();
+            until("writes", || answered.load(Relaxed) >= 60 || writers.iter().any(|writer| writer.is_finished()));
+            signal(&server.child, by);
+            writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+        });
+        match by {
+            Signal::TERM => drop(server.terminate()),
+            _ => assert_eq!(server.child.wait().unwrap().signal(), Some(9)),
+        }
+        for (number, count) in counts.into_iter().enumerate() {
+            let there = on_disk(&folder, &number.to_string());
+            for (part, bytes) in parts.iter().enumerate().take(count) {
+                assert!(there[part * PART..].starts_with(bytes), "{by:?}: {part} of {count} in {number}");
+            }
+        }
+    }
+}
+
 /// Clients cannot open more connections than this process has descriptors for.
 fn allow_many_descriptors() {
     let most = getrlimit(Resource::Nofile).maximum;
@@ -454,7 +508,9 @@ fn write_at_once(client: &mut Rpc, file: &nfs_fh3, at: usize, bytes: &[u8]) {
             short.push((at + count, &part[count..]));
         }
     }
-    short.into_iter().for_each(|(at, rest)| drop(client.write(file, at as u64, rest, stable_how::UNSTABLE)));
+    for (at, rest) in short {
+        client.write(file, at as u64, rest, stable_how::UNSTABLE);
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! A client that sends what a test wants: remote procedure calls in XDR, one by one or many at a time, from any port.
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
@@ -80,30 +80,47 @@ impl Rpc {
     }
 
     pub(super) fn send(&mut self, procedure: (u32, u32, u32), args: &[u8]) -> u32 {
+        self.try_send(procedure, args).unwrap()
+    }
+
+    fn try_send(&mut self, procedure: (u32, u32, u32), args: &[u8]) -> io::Result<u32> {
         self.xid += 1;
-        self.socket.write_all(&record(&call(self.xid, procedure, args))).unwrap();
-        self.xid
+        self.socket.write_all(&record(&call(self.xid, procedure, args)))?;
+        Ok(self.xid)
     }
 
     /// The next reply: its number, what became of the call, and the results.
     pub(super) fn reply(&mut self) -> (u32, reply_body<'static>, Vec<u8>) {
+        self.try_reply().unwrap()
+    }
+
+    fn try_reply(&mut self) -> io::Result<(u32, reply_body<'static>, Vec<u8>)> {
         let mut mark = [0; 4];
-        self.socket.read_exact(&mut mark).unwrap();
+        self.socket.read_exact(&mut mark)?;
         let mark = fragment_header::from(mark);
         assert!(mark.eof(), "replies have one fragment");
         let mut bytes = vec![0; mark.fragment_length() as usize];
-        self.socket.read_exact(&mut bytes).unwrap();
+        self.socket.read_exact(&mut bytes)?;
         let (message, len) = rpc_msg::unpack(&mut &bytes[..]).unwrap();
         let msg_body::REPLY(body) = message.body else { panic!("no reply") };
-        (message.xid, body, bytes.split_off(len))
+        Ok((message.xid, body, bytes.split_off(len)))
     }
 
     /// What becomes of a call.
     pub(super) fn asked(&mut self, procedure: (u32, u32, u32), args: &[u8]) -> (reply_body<'static>, Vec<u8>) {
-        let sent = self.send(procedure, args);
-        let (xid, body, results) = self.reply();
+        self.try_asked(procedure, args).unwrap()
+    }
+
+    /// The same, of a server that may be gone.
+    pub(super) fn try_asked(
+        &mut self,
+        procedure: (u32, u32, u32),
+        args: &[u8],
+    ) -> io::Result<(reply_body<'static>, Vec<u8>)> {
+        let sent = self.try_send(procedure, args)?;
+        let (xid, body, results) = self.try_reply()?;
         assert_eq!(xid, sent);
-        (body, results)
+        Ok((body, results))
     }
 
     /// Asks, and reads results that have no byte more.

@@ -147,7 +147,8 @@ impl Data {
         self.verifier.0.load(Relaxed).to_ne_bytes()
     }
 
-    /// Bytes from `at` on, and whether the file ends with them. `open` is called if the file is not open.
+    /// Bytes from `at` on, and whether the file ends with them: fewer than `count` if the cache lacks pages for all of them
+    /// now. `open` is called if the file is not open.
     ///
     /// # Errors
     /// Those of `open` and of the file; `OutOfMemory` if all pages of the cache are lent or cannot be written.
@@ -159,11 +160,11 @@ impl Data {
         count: u32,
     ) -> io::Result<ReadBytes> {
         let open = self.get(key, open)?;
-        let lent = match open.file.lend(at, count as usize) {
+        let lent = match lend(&open.file, at, count as usize) {
             // Others have cut the file.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                 open.file.refresh()?;
-                open.file.lend(at, count as usize)?
+                lend(&open.file, at, count as usize)?
             }
             lent => lent?,
         };
@@ -321,6 +322,20 @@ impl Data {
 #[cold]
 fn read_only() -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, "the server can only read the file")
+}
+
+/// Lends bytes. Several readers at a time may ask for more than the cache has: if none were content with less, each would hold
+/// pages that the others need, and all would begin again.
+fn lend(file: &CachedFile, at: u64, count: usize) -> io::Result<Lent> {
+    let mut count = count;
+    loop {
+        match file.lend(at, count) {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && count > PAGE_SIZE => {
+                count = (count / 4).max(PAGE_SIZE);
+            }
+            lent => return lent,
+        }
+    }
 }
 
 /// Writes a payload. Returns how many bytes.

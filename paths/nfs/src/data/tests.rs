@@ -536,6 +536,22 @@ fn another_file_in_the_place_of_the_one_that_was_meant_is_stale() {
 
 /// Two clients, each in sequence, at different places, and one that has several requests under way out of order.
 #[test]
+fn a_read_is_short_while_others_are_lent_most_of_the_cache() {
+    const LEN: usize = 200 * PAGE_SIZE;
+    let set = Set::new(2, 256, 8, LOOK_EVERY, false);
+    let bytes: Vec<u8> = (0..LEN).map(|at| (at / 251) as u8).collect();
+    for file in 0..2 {
+        assert_eq!(set.write(file, 0, &bytes, Stable::FileSync).unwrap(), LEN);
+    }
+    let lent = set.data.read(&set.key(0), open(&set.path(0)), 0, LEN as u32).unwrap();
+    assert_eq!(lent.lent.len(), LEN);
+    let (read, is_end) = set.read(1, 0, LEN).unwrap();
+    assert!((1..LEN).contains(&read.len()) && bytes.starts_with(&read) && !is_end, "{}", read.len());
+    drop(lent);
+    assert!(set.read(1, 0, LEN).unwrap() == (bytes, true));
+}
+
+#[test]
 fn readers_in_sequence_are_told_apart() {
     const PAGES: usize = 1024;
     let set = Set::new(1, 4096, 8, LOOK_EVERY, true);
