@@ -81,6 +81,14 @@ pub(crate) struct ReadBytes {
     pub(crate) is_end: bool,
 }
 
+/// A file that is open here.
+pub(crate) struct Opened {
+    pub(crate) key: FileKey,
+    /// As it is now.
+    pub(crate) stat: rustix::fs::Stat,
+    open: Arc<OpenFile>,
+}
+
 /// What a WRITE has done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Written {
@@ -160,16 +168,25 @@ impl Data {
         count: u32,
     ) -> io::Result<ReadBytes> {
         let open = self.get(key, open)?;
-        let lent = match lend(&open.file, at, count as usize) {
-            // Others have cut the file.
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                open.file.refresh()?;
-                lend(&open.file, at, count as usize)?
-            }
-            lent => lent?,
-        };
-        let is_end = at.saturating_add(lent.len() as u64) >= open.file.len();
-        Ok(ReadBytes { lent, is_end })
+        read(&open, at, count)
+    }
+
+    /// The file of this generation, if it is open: for what needs no other descriptor. None also if others had removed it.
+    pub(crate) fn opened(&self, generation: u64) -> Option<Opened> {
+        let (key, open) = self.table.of_generation(generation)?;
+        let stat = open.disk.stat().ok()?;
+        if stat.st_nlink == 0 {
+            drop(open);
+            self.forget(&key);
+            return None;
+        }
+        Some(Opened { key, stat, open })
+    }
+
+    /// As [`read`](Self::read), of a file that is open.
+    pub(crate) fn read_opened(&self, opened: &Opened, at: u64, count: u32) -> io::Result<ReadBytes> {
+        opened.open.look(self.look_every)?;
+        read(&opened.open, at, count)
     }
 
     /// Writes the payload at `at`. Pages that move into the cache are holes in it afterwards.
@@ -336,6 +353,20 @@ fn lend(file: &CachedFile, at: u64, count: usize) -> io::Result<Lent> {
             lent => return lent,
         }
     }
+}
+
+/// Bytes from `at` on, and whether the file ends with them.
+fn read(open: &OpenFile, at: u64, count: u32) -> io::Result<ReadBytes> {
+    let lent = match lend(&open.file, at, count as usize) {
+        // Others have cut the file.
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+            open.file.refresh()?;
+            lend(&open.file, at, count as usize)?
+        }
+        lent => lent?,
+    };
+    let is_end = at.saturating_add(lent.len() as u64) >= open.file.len();
+    Ok(ReadBytes { lent, is_end })
 }
 
 /// Writes a payload. Returns how many bytes.

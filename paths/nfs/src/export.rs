@@ -64,9 +64,7 @@ impl Object {
 
     /// Which file it is, for its contents. An inode's number is used again, but not at the same birth.
     pub(crate) fn key(&self, handle: &[u8]) -> FileKey {
-        // The mark at the handle's end is a hash of all of it, the inode's generation included.
-        let mark = handle.last_chunk().map_or(0, |mark| u64::from_le_bytes(*mark));
-        FileKey { device: self.stat.st_dev, inode: self.stat.st_ino, generation: mark }
+        FileKey { device: self.stat.st_dev, inode: self.stat.st_ino, generation: generation(handle) }
     }
 
     /// Fails unless it is a file with contents.
@@ -86,6 +84,11 @@ impl Object {
     pub(crate) fn path(&self) -> String {
         proc_path(self.fd.as_fd())
     }
+}
+
+/// The mark at a handle's end is a hash of all of it, the inode's generation included.
+fn generation(handle: &[u8]) -> u64 {
+    handle.last_chunk().map_or(0, |mark| u64::from_le_bytes(*mark))
 }
 
 /// A name in a directory.
@@ -162,6 +165,11 @@ impl Export {
     fn reopen(&self, handle: &[u8]) -> io::Result<OwnedFd> {
         let mut kernel = self.handles.check(handle).ok_or(Errno::BADMSG)?;
         open_by_handle(self.mount.as_fd(), &mut kernel)
+    }
+
+    /// The generation in the key of a handle's file. None: this server did not make the handle.
+    pub(crate) fn generation(&self, handle: &[u8]) -> Option<u64> {
+        self.handles.check(handle).map(|_| generation(handle))
     }
 
     /// The file of a handle.

@@ -23,7 +23,7 @@ use rustix::fs::{Access, FileType, fstatvfs};
 use crate::call::{Answer, Call, Caller};
 use crate::calls::access;
 use crate::credentials::act_as;
-use crate::data::{Data, FileKey};
+use crate::data::{Data, FileKey, Opened};
 use crate::export::{Export, Object};
 use crate::status::{Failed, Outcome};
 use crate::xdr::{Garbage, Reader, pack};
@@ -91,9 +91,17 @@ impl Nfs {
         Ok((object, key))
     }
 
+    /// The file of a handle, if its contents are open: nothing has to be opened for it then.
+    fn opened(&self, handle: &[u8]) -> Option<Opened> {
+        self.data.opened(self.export.generation(handle)?)
+    }
+
     fn getattr(&self, mut request: Request<'_>) -> Packed {
         let handle = request.handle()?;
         request.args.end()?;
+        if let Some(opened) = self.opened(handle) {
+            return Ok(accepted(GETATTR3resok { obj_attributes: self.attributes(&opened.stat, &opened.key) }));
+        }
         let done = self
             .object(handle)
             .map(|(object, key)| GETATTR3resok { obj_attributes: self.attributes(&object.stat, &key) });

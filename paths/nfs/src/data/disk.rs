@@ -62,6 +62,10 @@ impl Disk {
         Self { inner, file, writes: Mutex::default(), own: AtomicU64::new(0) }
     }
 
+    pub(super) fn stat(&self) -> io::Result<rustix::fs::Stat> {
+        Ok(rustix::fs::fstat(&self.file)?)
+    }
+
     fn writes(&self) -> MutexGuard<'_, Writes> {
         // Nothing is half done where a panic could come.
         self.writes.lock().unwrap_or_else(PoisonError::into_inner)

@@ -18,6 +18,8 @@ pub(super) struct Table {
 #[derive(Default)]
 struct Places {
     by_key: HashMap<FileKey, Place>,
+    /// The key of each file that is open, by its generation.
+    by_generation: HashMap<u64, FileKey>,
     /// Counts uses.
     turn: u64,
 }
@@ -43,6 +45,7 @@ impl Keeps<'_> {
         places.turn += 1;
         let used = places.turn;
         places.by_key.insert(key, Place::Open { file: file.clone(), used });
+        places.by_generation.insert(key.generation, key);
         drop(places);
         table.changed.notify_all();
         file
@@ -51,7 +54,12 @@ impl Keeps<'_> {
 
 impl Drop for Keeps<'_> {
     fn drop(&mut self) {
-        self.0.places().by_key.remove(&self.1);
+        let mut places = self.0.places();
+        places.by_key.remove(&self.1);
+        if places.by_generation.get(&self.1.generation) == Some(&self.1) {
+            places.by_generation.remove(&self.1.generation);
+        }
+        drop(places);
         self.0.changed.notify_all();
     }
 }
@@ -96,6 +104,21 @@ impl Table {
     /// The file, if it is open. Waits for a thread that opens or closes it.
     pub(super) fn find(&self, key: &FileKey) -> Option<Arc<OpenFile>> {
         self.find_or(key, |_| ()).ok()
+    }
+
+    /// The file of this generation, if it is open and no thread opens or closes it.
+    pub(super) fn of_generation(&self, generation: u64) -> Option<(FileKey, Arc<OpenFile>)> {
+        let mut places = self.places();
+        let key = *places.by_generation.get(&generation)?;
+        places.turn += 1;
+        let turn = places.turn;
+        match places.by_key.get_mut(&key)? {
+            Place::Open { file, used } => {
+                *used = turn;
+                Some((key, file.clone()))
+            }
+            Place::Kept => None,
+        }
     }
 
     /// All files that are open.

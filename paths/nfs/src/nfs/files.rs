@@ -1,7 +1,7 @@
 //! READ, WRITE and COMMIT. The contents are the cache's (`data`).
 use nfs3_types::nfs3::{
-    COMMIT3resfail, COMMIT3resok, READ3resfail, READ3resok, WRITE3resfail, WRITE3resok, nfsstat3, stable_how, wcc_data,
-    writeverf3,
+    COMMIT3resfail, COMMIT3resok, Nfs3Option, READ3resfail, READ3resok, WRITE3resfail, WRITE3resok, nfsstat3,
+    post_op_attr, stable_how, wcc_data, writeverf3,
 };
 use nfs3_types::xdr_codec::Opaque;
 use rustix::fs::Access;
@@ -13,11 +13,32 @@ use crate::export::Object;
 use crate::status::{Failed, Outcome};
 use crate::xdr::Garbage;
 
+/// No file is longer.
+const END: u64 = i64::MAX as u64;
+
+fn read_results(file_attributes: post_op_attr, read: ReadBytes) -> Answer {
+    let ReadBytes { lent, is_end } = read;
+    let count = lent.len() as u32;
+    let mut results = accepted(READ3resok { file_attributes, count, eof: is_end, data: Opaque::borrowed(&[]) });
+    // The length of the data, which follow from the cache's pages.
+    let length = results.len() - 4;
+    results[length..].copy_from_slice(&count.to_be_bytes());
+    Answer::Lent(results, lent)
+}
+
 impl Nfs {
     pub(super) fn read(&self, mut request: Request<'_>) -> Result<Answer, Garbage> {
         let handle = request.handle()?;
         let (at, count) = (request.args.u64()?, request.args.u32()?.min(TRANSFER_MAX));
         request.args.end()?;
+        if let Some(opened) = self.opened(handle)
+            // Whether another caller may read it, the usual way finds out.
+            && opened.stat.st_uid == request.caller.uid
+            && at <= END - u64::from(count)
+            && let Ok(read) = self.data.read_opened(&opened, at, count)
+        {
+            return Ok(read_results(Nfs3Option::Some(self.attributes(&opened.stat, &opened.key)), read));
+        }
         let (object, key) = match self.object(handle) {
             Ok(found) => found,
             Err(failed) => return Ok(Answer::Results(refused(failed, READ3resfail::default()))),
@@ -25,15 +46,7 @@ impl Nfs {
         let read = self.read_bytes(request.caller, &object, &key, at, count);
         let file_attributes = self.after(&object, &key);
         Ok(match read {
-            Ok(ReadBytes { lent, is_end }) => {
-                let count = lent.len() as u32;
-                let mut results =
-                    accepted(READ3resok { file_attributes, count, eof: is_end, data: Opaque::borrowed(&[]) });
-                // The length of the data, which follow from the cache's pages.
-                let length = results.len() - 4;
-                results[length..].copy_from_slice(&count.to_be_bytes());
-                Answer::Lent(results, lent)
-            }
+            Ok(read) => read_results(file_attributes, read),
             Err(failed) => Answer::Results(refused(failed, READ3resfail { file_attributes })),
         })
     }
@@ -45,7 +58,7 @@ impl Nfs {
             .expect_access(caller, object, Access::READ_OK)
             .or_else(|_| self.export.expect_access(caller, object, Access::EXEC_OK))
             .map_err(|_| Failed(nfsstat3::NFS3ERR_ACCES))?;
-        if at.checked_add(u64::from(count)).is_none_or(|end| end > i64::MAX as u64) {
+        if at.checked_add(u64::from(count)).is_none_or(|end| end > END) {
             return Err(Failed(nfsstat3::NFS3ERR_INVAL));
         }
         Ok(self.data.read(key, || self.export.open_contents(object), at, count)?)
@@ -101,7 +114,7 @@ impl Nfs {
         self.export.expect_writable()?;
         object.expect_file()?;
         self.export.expect_access(caller, object, Access::WRITE_OK)?;
-        if at.checked_add(payload.len as u64).is_none_or(|end| end > i64::MAX as u64) {
+        if at.checked_add(payload.len as u64).is_none_or(|end| end > END) {
             return Err(Failed(nfsstat3::NFS3ERR_FBIG));
         }
         self.drop_set_id(caller, object)?;
