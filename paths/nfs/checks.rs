@@ -8,8 +8,8 @@ pub(super) const CHECKS: Path = Path {
     name: "nfs",
     package: "pagemill-nfs",
     wants: &[
-        // `nfs-cp`, `nfs-cat` and `nfs-ls`, of which the first says how it is used if it is given nothing to copy.
-        Need::Deb("libnfs-utils", &["nfs-cp"]),
+        // `nfs-cp`, `nfs-cat` and `nfs-ls`.
+        Need::Deb("libnfs-utils", &["sh", "-c", "command -v nfs-cp"]),
         // Runs the server without permission.
         Need::Deb("util-linux", &["setpriv", "--version"]),
     ],

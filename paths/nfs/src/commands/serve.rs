@@ -67,8 +67,8 @@ pub(super) struct ServeArgs {
     #[arg(long)]
     no_root_squash: bool,
 
-    /// Keep so much of the files in memory, with K, M, G or T [default: half of
-    /// the machine's memory]
+    /// Keep so much of the files in memory, with K, M, G or T [default: half
+    /// of the machine's memory]
     #[arg(long, value_name = "SIZE", value_parser = cache, verbatim_doc_comment)]
     cache: Option<PageCount>,
 
