@@ -15,6 +15,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 const DEPTH: usize = 8;
 /// How long a server may take for a reply.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes received at once, at most: more than the largest reply.
+const BUFFER: usize = 2 << 20;
 /// The length of a reply's header: its mark, six words, and the status of the procedure.
 const HEAD: usize = 4 + 6 * 4 + 4;
 
@@ -22,11 +24,17 @@ const HEAD: usize = 4 + 6 * 4 + 4;
 pub(crate) struct Client {
     socket: TcpStream,
     xid: u32,
-    reply: Vec<u8>,
+    /// Calls that are sent together.
+    out: Vec<u8>,
+    /// What was received: up to `taken` it was looked at.
+    buffer: Vec<u8>,
+    taken: usize,
+    filled: usize,
 }
 
 /// A call, with the data of a WRITE.
 pub(crate) struct Call<'a> {
+    program: u32,
     procedure: u32,
     args: Vec<u8>,
     data: &'a [u8],
@@ -46,7 +54,7 @@ fn entry<'a>(directory: &nfs_fh3, name: &'a str) -> diropargs3<'a> {
 
 impl<'a> Call<'a> {
     fn new(procedure: u32, args: &impl Pack) -> Self {
-        Self { procedure, args: pack(args), data: &[], least: HEAD }
+        Self { program: 100_003, procedure, args: pack(args), data: &[], least: HEAD }
     }
     pub(crate) fn getattr(file: &nfs_fh3) -> Self {
         Self::new(1, &GETATTR3args { object: file.clone() })
@@ -62,7 +70,7 @@ impl<'a> Call<'a> {
         args.extend(pack(&count));
         args.extend(pack(&stable_how::UNSTABLE));
         args.extend(pack(&count));
-        Self { procedure: 7, args, data, least: HEAD }
+        Self { program: 100_003, procedure: 7, args, data, least: HEAD }
     }
     pub(crate) fn commit(file: &nfs_fh3) -> Self {
         Self::new(21, &COMMIT3args { file: file.clone(), offset: 0, count: 0 })
@@ -101,76 +109,109 @@ impl Client {
             socket.set_nodelay(true)?;
             socket.set_read_timeout(Some(PATIENCE))?;
             socket.set_write_timeout(Some(PATIENCE))?;
-            return Ok(Self { socket, xid: 0, reply: Vec::with_capacity(2 << 20) });
+            return Ok(Self { socket, xid: 0, out: Vec::new(), buffer: vec![0; BUFFER], taken: 0, filled: 0 });
         }
         Err(ErrorKind::AddrInUse.into())
     }
 
     /// The handle of a directory, by MOUNT at this server.
     pub(crate) fn mount(&mut self, path: &str) -> io::Result<nfs_fh3> {
-        self.send(100_005, &Call::new(1, &Opaque::borrowed(path.as_bytes())))?;
-        self.receive(HEAD + 8)?;
+        let call = Call { program: 100_005, ..Call::new(1, &Opaque::borrowed(path.as_bytes())) };
+        self.run([call])?;
         self.handle_at(HEAD)
     }
 
     pub(crate) fn lookup(&mut self, directory: &nfs_fh3, name: &str) -> io::Result<nfs_fh3> {
-        self.send(100_003, &Call::new(3, &LOOKUP3args { what: entry(directory, name) }))?;
-        self.receive(HEAD + 8)?;
+        self.run([Call::new(3, &LOOKUP3args { what: entry(directory, name) })])?;
         self.handle_at(HEAD)
     }
 
     fn handle_at(&self, at: usize) -> io::Result<nfs_fh3> {
-        let bytes = self.reply.get(at..at + 4).ok_or(ErrorKind::InvalidData)?;
+        let bytes = self.buffer.get(at..at + 4).ok_or(ErrorKind::InvalidData)?;
         let len = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
-        let handle = self.reply.get(at + 4..at + 4 + len).ok_or(ErrorKind::InvalidData)?;
+        let handle = self.buffer.get(at + 4..at + 4 + len).ok_or(ErrorKind::InvalidData)?;
         Ok(nfs_fh3 { data: Opaque::owned(handle.to_vec()) })
     }
 
-    /// Has all calls answered, with so many in flight that the server is never without one.
+    /// Has all calls answered, of one kind, with [`DEPTH`] in flight. Those that take the places of replies that came together
+    /// are sent together.
     pub(crate) fn run<'a>(&mut self, calls: impl IntoIterator<Item = Call<'a>>) -> io::Result<()> {
-        let mut least = std::collections::VecDeque::with_capacity(DEPTH);
-        for call in calls {
-            if least.len() == DEPTH {
-                // Replies come in any order; these calls are of one kind.
-                let least = least.pop_front().unwrap_or(HEAD);
-                self.receive(least)?;
+        let mut calls = calls.into_iter();
+        let (mut in_flight, mut least) = (0, HEAD);
+        loop {
+            for call in calls.by_ref().take(DEPTH - in_flight) {
+                least = call.least;
+                self.put(&call)?;
+                in_flight += 1;
             }
-            self.send(100_003, &call)?;
-            least.push_back(call.least);
+            self.socket.write_all(&self.out)?;
+            self.out.clear();
+            if in_flight == 0 {
+                return Ok(());
+            }
+            in_flight -= self.receive(least)?;
         }
-        least.into_iter().try_for_each(|least| self.receive(least))
     }
 
-    fn send(&mut self, program: u32, call: &Call<'_>) -> io::Result<()> {
+    /// Adds a call to those that are sent together. A WRITE is sent at once, its data from where they are.
+    fn put(&mut self, call: &Call<'_>) -> io::Result<()> {
         const SYS: u32 = 1;
         self.xid = self.xid.wrapping_add(1);
         let len = 4 * (10 + 5) + call.args.len() + call.data.len();
         // The mark, the call, root by AUTH_SYS (stamp, machine, user, group, no more groups), and no verifier.
-        let head = [1 << 31 | len as u32, self.xid, 0, 2, program, 3, call.procedure, SYS, 20, 0, 0, 0, 0, 0, 0, 0];
-        let mut bytes: Vec<u8> = head.iter().flat_map(|word: &u32| word.to_be_bytes()).collect();
-        bytes.extend_from_slice(&call.args);
-        let mut sent = self.socket.write_vectored(&[IoSlice::new(&bytes), IoSlice::new(call.data)])?;
-        if sent < bytes.len() {
-            self.socket.write_all(&bytes[sent..])?;
-            sent = bytes.len();
+        let head =
+            [1 << 31 | len as u32, self.xid, 0, 2, call.program, 3, call.procedure, SYS, 20, 0, 0, 0, 0, 0, 0, 0];
+        self.out.extend(head.iter().flat_map(|word: &u32| word.to_be_bytes()));
+        self.out.extend_from_slice(&call.args);
+        if call.data.is_empty() {
+            return Ok(());
         }
-        self.socket.write_all(&call.data[sent - bytes.len()..])
+        let mut sent = self.socket.write_vectored(&[IoSlice::new(&self.out), IoSlice::new(call.data)])?;
+        if sent < self.out.len() {
+            self.socket.write_all(&self.out[sent..])?;
+            sent = self.out.len();
+        }
+        let left = &call.data[sent - self.out.len()..];
+        self.out.clear();
+        self.socket.write_all(left)
     }
 
-    /// Receives a reply, which has at least so many bytes, and checks that it says success.
-    fn receive(&mut self, least: usize) -> io::Result<()> {
-        let mut mark = [0; 4];
-        self.socket.read_exact(&mut mark)?;
-        let len = (u32::from_be_bytes(mark) & !(1 << 31)) as usize;
-        self.reply.resize(4 + len, 0);
-        self.socket.read_exact(&mut self.reply[4..])?;
-        let word = |at: usize| {
-            self.reply.get(at..at + 4).map_or(u32::MAX, |it| u32::from_be_bytes([it[0], it[1], it[2], it[3]]))
+    /// Receives what is there, at least one reply, and checks that each says success and has so many bytes. Returns how many
+    /// there were; the last one stays at the beginning of the buffer if it is the only one.
+    fn receive(&mut self, least: usize) -> io::Result<usize> {
+        let mut count = 0;
+        // What is left of the reply before.
+        self.buffer.copy_within(self.taken..self.filled, 0);
+        (self.filled, self.taken) = (self.filled - self.taken, 0);
+        while count == 0 {
+            let got = self.socket.read(&mut self.buffer[self.filled..])?;
+            if got == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            self.filled += got;
+            while let Some(len) = self.reply_at(self.taken, least)? {
+                self.taken += len;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// The length of the reply that begins there, once it is complete.
+    fn reply_at(&self, at: usize, least: usize) -> io::Result<Option<usize>> {
+        let there = &self.buffer[at..self.filled];
+        let word = |at: usize| match there.get(at..at + 4) {
+            Some(it) => u32::from_be_bytes([it[0], it[1], it[2], it[3]]),
+            None => u32::MAX,
         };
-        if (word(8), word(12), word(24), word(28)) != (1, 0, 0, 0) || self.reply.len() < least {
+        let len = 4 + (word(0) & !(1 << 31)) as usize;
+        if there.len() < 4 || (there.len() < len && len <= self.buffer.len()) {
+            return Ok(None);
+        }
+        if (word(8), word(12), word(24), word(28)) != (1, 0, 0, 0) || len < least || there.len() < len {
             let said = format!("a reply of {len} bytes, at least {least} wanted, with status {}", word(28));
             return Err(io::Error::new(ErrorKind::InvalidData, said));
         }
-        Ok(())
+        Ok(Some(len))
     }
 }
