@@ -11,8 +11,8 @@ use nfs3_types::nfs3::{
 use nfs3_types::xdr_codec::{Opaque, Pack};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 
-/// Calls in flight.
-const DEPTH: usize = 8;
+/// Calls in flight, unless a part of the table says otherwise.
+pub(crate) const DEPTH: usize = 8;
 /// How long a server may take for a reply.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes received at once, at most: more than the largest reply.
@@ -117,12 +117,12 @@ impl Client {
     /// The handle of a directory, by MOUNT at this server.
     pub(crate) fn mount(&mut self, path: &str) -> io::Result<nfs_fh3> {
         let call = Call { program: 100_005, ..Call::new(1, &Opaque::borrowed(path.as_bytes())) };
-        self.run([call])?;
+        self.run([call], 1)?;
         self.handle_at(HEAD)
     }
 
     pub(crate) fn lookup(&mut self, directory: &nfs_fh3, name: &str) -> io::Result<nfs_fh3> {
-        self.run([Call::new(3, &LOOKUP3args { what: entry(directory, name) })])?;
+        self.run([Call::new(3, &LOOKUP3args { what: entry(directory, name) })], 1)?;
         self.handle_at(HEAD)
     }
 
@@ -133,13 +133,13 @@ impl Client {
         Ok(nfs_fh3 { data: Opaque::owned(handle.to_vec()) })
     }
 
-    /// Has all calls answered, of one kind, with [`DEPTH`] in flight. Those that take the places of replies that came together
+    /// Has all calls answered, of one kind, with `depth` in flight. Those that take the places of replies that came together
     /// are sent together.
-    pub(crate) fn run<'a>(&mut self, calls: impl IntoIterator<Item = Call<'a>>) -> io::Result<()> {
+    pub(crate) fn run<'a>(&mut self, calls: impl IntoIterator<Item = Call<'a>>, depth: usize) -> io::Result<()> {
         let mut calls = calls.into_iter();
         let (mut in_flight, mut least) = (0, HEAD);
         loop {
-            for call in calls.by_ref().take(DEPTH - in_flight) {
+            for call in calls.by_ref().take(depth - in_flight) {
                 least = call.least;
                 self.put(&call)?;
                 in_flight += 1;

@@ -15,13 +15,15 @@ use pagemill_harness::rounds::{CellSamples, Effort, Kind, Sample, Unavailable, i
 use pagemill_harness::{Error, Run};
 
 use crate::TABLE;
-use crate::client::{Call, Client};
+use crate::client::{Call, Client, DEPTH};
 use crate::servers::{self, Server};
 
 /// The parts, by what a client asks.
 pub(crate) const READ: &str = "rpc-read-1m";
 pub(crate) const WRITE: &str = "rpc-write-1m";
 pub(crate) const RANDOM: &str = "rpc-read-4k";
+/// The same with one call in flight: how long one takes.
+pub(crate) const ONE: &str = "rpc-read-4k-one";
 pub(crate) const GETATTR: &str = "rpc-getattr";
 pub(crate) const CREATE: &str = "rpc-create";
 pub(crate) const LIST: &str = "rpc-readdirplus";
@@ -33,8 +35,15 @@ pub(crate) const UNFS3: &str = "unfs3";
 pub(crate) const STEPS: usize = 1;
 
 /// A part: its name, and how many operations a round has, all of them and in a quick run.
-pub(crate) const PARTS: [(&str, usize, usize); 6] =
-    [(READ, 256, 32), (WRITE, 256, 32), (RANDOM, 8000, 800), (GETATTR, 8000, 800), (CREATE, 1000, 100), (LIST, 60, 10)];
+pub(crate) const PARTS: [(&str, usize, usize); 7] = [
+    (READ, 256, 32),
+    (WRITE, 256, 32),
+    (RANDOM, 8000, 800),
+    (ONE, 2000, 200),
+    (GETATTR, 8000, 800),
+    (CREATE, 1000, 100),
+    (LIST, 60, 10),
+];
 
 const MIB: usize = 1 << 20;
 /// Of the file that is read, and of the one that is written.
@@ -160,21 +169,23 @@ impl Entrant {
             _ => Vec::new(),
         };
         let start = Instant::now();
+        let depth = if part == ONE { 1 } else { DEPTH };
         match part {
-            READ => client.run((0..count).map(|at| Call::read(read, mib(at), MIB as u32)))?,
+            READ => client.run((0..count).map(|at| Call::read(read, mib(at), MIB as u32)), depth)?,
             WRITE => {
-                client.run((0..count).map(|at| Call::write(written, mib(at), data)))?;
-                client.run([Call::commit(written)])?;
+                client.run((0..count).map(|at| Call::write(written, mib(at), data)), depth)?;
+                client.run([Call::commit(written)], depth)?;
             }
-            RANDOM => {
-                client.run((0..count).map(|_| Call::read(read, rng.u64(0..(FILE / 4096) as u64) * 4096, 4096)))?
+            RANDOM | ONE => {
+                let mut any = || rng.u64(0..(FILE / 4096) as u64) * 4096;
+                client.run((0..count).map(|_| Call::read(read, any(), 4096)), depth)?;
             }
-            GETATTR => client.run((0..count).map(|_| Call::getattr(read)))?,
+            GETATTR => client.run((0..count).map(|_| Call::getattr(read)), depth)?,
             CREATE => {
-                client.run(names.iter().map(|name| Call::create(made, name)))?;
-                client.run(names.iter().map(|name| Call::remove(made, name)))?;
+                client.run(names.iter().map(|name| Call::create(made, name)), depth)?;
+                client.run(names.iter().map(|name| Call::remove(made, name)), depth)?;
             }
-            _ => client.run((0..count).map(|_| Call::list(listed)))?,
+            _ => client.run((0..count).map(|_| Call::list(listed)), depth)?,
         }
         Ok(start.elapsed().as_nanos() as f64 / count as f64)
     }

@@ -8,7 +8,7 @@ use pagemill_harness::report::{align, plain, wrap};
 use pagemill_harness::rounds::ListOrder;
 use pagemill_harness::stats::short;
 
-use crate::loopback::{CREATE, GANESHA, GETATTR, PARTS, RANDOM, READ, WRITE};
+use crate::loopback::{CREATE, GANESHA, GETATTR, ONE, PARTS, RANDOM, READ, WRITE};
 use crate::refill::{ORDERS, PATTERNS};
 use crate::ways::SINGLE;
 
@@ -45,8 +45,8 @@ fn servers(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     }
     align(&mut table, 2);
     writeln!(out, "{}", table.trim_fmt())?;
-    let what = "Medians of turns. The client is the same for all, checks the status and the length of each reply, and looks at no \
-                data. Files are in memory and were read before. 1 MiB: a second has so many MiB; writes are unstable, with one \
+    let what = "Medians of turns. The client is the same for all: it sends calls together that take the places of replies which came \
+                together, checks the status and the length of each reply, and looks at no data. Files are in memory and were read before. 1 MiB: a second has so many MiB; writes are unstable, with one \
                 COMMIT at the end of 256. create: one file made and removed. list: READDIRPLUS of 64 KiB.";
     writeln!(out, "{}", wrap(what))
 }
@@ -56,6 +56,7 @@ fn asked(part: &str) -> &'static str {
         READ => "read 1 MiB",
         WRITE => "write 1 MiB",
         RANDOM => "read 4 KiB at random",
+        ONE => "the same, one by one",
         GETATTR => "getattr",
         CREATE => "create and remove",
         _ => "list",
