@@ -34,6 +34,7 @@ mod tests;
 use crate::call::Payload;
 use disk::{Disk, Inner, Looked};
 use pagemill::{CachedFile, FileBacking, Lent, PageCache};
+use rustix::fs::Stat;
 use rustix::process::{Resource, getrlimit};
 use std::collections::hash_map::RandomState;
 use std::fs::File;
@@ -85,7 +86,7 @@ pub(crate) struct ReadBytes {
 pub(crate) struct Opened {
     pub(crate) key: FileKey,
     /// As it is now.
-    pub(crate) stat: rustix::fs::Stat,
+    pub(crate) stat: Stat,
     open: Arc<OpenFile>,
 }
 
@@ -171,6 +172,14 @@ impl Data {
         read(&open, at, count)
     }
 
+    /// Notes what a client is about to be told of a file, before it is read: no bytes are older than that then.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(crate) fn seen(&self, key: &FileKey, now: &Stat) -> io::Result<()> {
+        self.table.find(key).map_or(Ok(()), |open| open.look_again(now))
+    }
+
     /// The file of this generation, if it is open: for what needs no other descriptor. None also if others had removed it.
     pub(crate) fn opened(&self, generation: u64) -> Option<Opened> {
         let (key, open) = self.table.of_generation(generation)?;
@@ -185,7 +194,7 @@ impl Data {
 
     /// As [`read`](Self::read), of a file that is open.
     pub(crate) fn read_opened(&self, opened: &Opened, at: u64, count: u32) -> io::Result<ReadBytes> {
-        opened.open.look(self.look_every)?;
+        opened.open.look_again(&opened.stat)?;
         read(&opened.open, at, count)
     }
 
@@ -252,11 +261,9 @@ impl Data {
     }
 
     /// The length and the time of the last WRITE, if the file system does not know them yet. Otherwise its own are right.
+    /// This waits for nothing.
     pub(crate) fn attributes(&self, key: &FileKey) -> Option<Pending> {
-        let open = self.table.find(key)?;
-        // The time first: a write that is over meanwhile has lengthened the file.
-        let modified = open.disk.modified()?;
-        Some(Pending { len: open.file.len(), modified })
+        self.table.pending(key)
     }
 
     /// Has the file system know all writes of a file, so that a time which a client sets stays: called before that.
@@ -284,6 +291,11 @@ impl Data {
     /// written to it is written to the file.
     pub(crate) fn forget(&self, key: &FileKey) {
         self.table.forget(key);
+    }
+
+    /// Closes files that nobody uses any more: those of which nobody asked since the last call but one.
+    pub(crate) fn close_idle(&self) {
+        self.table.close_idle();
     }
 
     /// Makes everything durable that was written.
@@ -328,7 +340,7 @@ impl Data {
             // Another file has taken the name since its key was looked up.
             return Err(rustix::io::Errno::STALE.into());
         }
-        let disk = Arc::new(Disk::new((self.make)(&file)?, file));
+        let disk = Arc::new(Disk::new((self.make)(&file)?, file, self.verifier.clone()));
         // Before the cache asks for its length: a change after this is seen.
         let looked = Mutex::new(disk.look()?);
         let file = self.cache.open(disk.clone())?;
@@ -418,6 +430,13 @@ impl OpenFile {
         synced
     }
 
+    /// Looks at once if the file is not as it was. A client keeps bytes for as long as the time stays that it was told with
+    /// them.
+    fn look_again(&self, now: &Stat) -> io::Result<()> {
+        let is_another = self.looked.lock().unwrap_or_else(PoisonError::into_inner).is_of_another(now);
+        self.look(if is_another { Duration::ZERO } else { LOOK_EVERY })
+    }
+
     /// Lets pages go that others have overwritten in the file, if that may be.
     fn look(&self, every: Duration) -> io::Result<()> {
         let mut looked = match self.looked.try_lock() {
@@ -441,6 +460,12 @@ impl OpenFile {
         }
         looked.note(now);
         Ok(())
+    }
+
+    fn pending(&self) -> Option<Pending> {
+        // The time first: a write that is over meanwhile has lengthened the file.
+        let modified = self.disk.modified()?;
+        Some(Pending { len: self.file.len(), modified })
     }
 
     /// Ends its time in the table.

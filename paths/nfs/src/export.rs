@@ -42,6 +42,7 @@ pub(crate) struct Export {
     handles: Handles,
     is_read_only: bool,
     squash: Squash,
+    largest_file: u64,
 }
 
 /// A file that a request is about, open for nothing but its name (`O_PATH`).
@@ -130,6 +131,7 @@ impl Export {
         })?;
         let real = std::fs::canonicalize(directory).map_err(|error| Error::io(shown.to_string(), error))?;
         let named = std::path::absolute(directory).map_err(|error| Error::io(shown.to_string(), error))?;
+        let largest_file = largest_file(mount.as_fd());
         let this = Self {
             root,
             mount,
@@ -137,6 +139,7 @@ impl Export {
             handles,
             is_read_only: settings.read_only,
             squash: settings.squash,
+            largest_file,
         };
         // Now and not at the first request: may this process open handles, and act for others?
         let own = this.handles.handle(this.root.as_fd()).map_err(|error| Error::io(shown.to_string(), error))?;
@@ -218,7 +221,10 @@ impl Export {
     pub(crate) fn below_root(&self, caller: &Caller, path: &Path) -> io::Result<OwnedFd> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let path = if path.as_os_str().as_bytes().is_empty() { Path::new(".") } else { path };
+        if path.as_os_str().as_bytes().is_empty() {
+            // The tree itself is for all who may mount it: whom it is closed to finds that out there.
+            return self.root.try_clone();
+        }
         act_as(caller, || Ok(openat2(&self.root, path, flags, Mode::empty(), resolve)?))
     }
 
@@ -231,19 +237,49 @@ impl Export {
         Ok(act_as(caller, || access(object.fd.as_fd(), wanted))?)
     }
 
-    /// Opens a file for its contents, for the server, which has checked that the caller may use them.
+    /// Opens a file for its contents, for the server, which has checked that the caller may use them. Not for writing as
+    /// well: a program that is open so cannot be run on this machine.
+    pub(crate) fn open_to_read(&self, object: &Object) -> io::Result<OwnedFd> {
+        Ok(rustix::fs::open(object.path(), CONTENTS | OFlags::RDONLY, Mode::empty())?)
+    }
+
+    /// As [`open_to_read`](Self::open_to_read), for writing too. A file that the server may not change is opened for reading.
     pub(crate) fn open_contents(&self, object: &Object) -> io::Result<OwnedFd> {
-        let (path, flags) = (object.path(), OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK);
-        let open = |how| rustix::fs::open(&path, flags | how, Mode::empty());
         if self.is_read_only {
-            return Ok(open(OFlags::RDONLY)?);
+            return self.open_to_read(object);
         }
-        match open(OFlags::RDWR) {
+        match rustix::fs::open(object.path(), CONTENTS | OFlags::RDWR, Mode::empty()) {
             // A program that runs, a file system that is read-only, a file that no one may change.
-            Err(Errno::TXTBSY | Errno::ROFS | Errno::PERM | Errno::ACCESS) => Ok(open(OFlags::RDONLY)?),
+            Err(Errno::TXTBSY | Errno::ROFS | Errno::PERM | Errno::ACCESS) => self.open_to_read(object),
             opened => Ok(opened?),
         }
     }
+
+    /// The length that a file here can have at most.
+    pub(crate) fn largest_file(&self) -> u64 {
+        self.largest_file
+    }
+}
+
+const CONTENTS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::NONBLOCK);
+
+/// The length that a file can have at most: tried on a file without a name, which takes no room. Where there is none, as on
+/// a file system that is read-only, nothing is written.
+fn largest_file(directory: BorrowedFd<'_>) -> u64 {
+    // The last page of all is left out: its end has no number.
+    let most = i64::MAX as u64 - 4095;
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::openat(directory, c".", flags, Mode::RUSR) else { return most };
+    let can_be = |len: u64| rustix::fs::ftruncate(&file, len).is_ok();
+    if can_be(most) {
+        return most;
+    }
+    let (mut can, mut cannot) = (0, most);
+    while cannot - can > 1 {
+        let len = can + (cannot - can) / 2;
+        if can_be(len) { can = len } else { cannot = len }
+    }
+    can
 }
 
 /// A path that leads to an open file, whatever its name has become.

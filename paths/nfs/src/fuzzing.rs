@@ -41,7 +41,7 @@ impl Served {
         let key = Key::from_file(&folder.path().join("key")).expect("a key");
         let export = Export::open(&settings, &key).expect("an export, for which this runs as root");
         let data = Data::new(PageCache::builder(Allocator::global()).build());
-        let programs = Programs::new(Nfs { export, data }, false);
+        let programs = Programs::new(Nfs::new(export, data), false);
         let args = [&[0, 0, 0, 1][..], b"/\0\0\0"].concat();
         let mounted = ask(&programs, mount::PROGRAM, 1, &args);
         let Answer::Results(mounted) = mounted else { panic!("{mounted:?}") };

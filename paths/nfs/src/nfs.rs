@@ -10,6 +10,7 @@ mod names;
 mod tests;
 
 use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nfs3_types::nfs3::{
     ACCESS3_DELETE, ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ, ACCESS3resfail,
@@ -41,7 +42,14 @@ const LISTING_MAX: u32 = 64 << 10;
 pub(crate) struct Nfs {
     pub(crate) export: Export,
     pub(crate) data: Data,
+    /// Held while a mode is set, or bits are taken from one.
+    modes: Mutex<()>,
+    /// Held while names in a directory change, so that what it was before and what it is after belong together. A directory has
+    /// one of these by its number.
+    directories: [Mutex<()>; LOCKS],
 }
+
+const LOCKS: usize = 64;
 
 /// What a procedure has: who asks, and what.
 struct Request<'a> {
@@ -52,6 +60,18 @@ struct Request<'a> {
 type Packed = Result<Vec<u8>, Garbage>;
 
 impl Nfs {
+    pub(crate) fn new(export: Export, data: Data) -> Self {
+        Self { export, data, modes: Mutex::default(), directories: [const { Mutex::new(()) }; LOCKS] }
+    }
+
+    fn lock(&self, directory: &Object) -> MutexGuard<'_, ()> {
+        self.lock_number(number(directory))
+    }
+
+    fn lock_number(&self, number: usize) -> MutexGuard<'_, ()> {
+        self.directories[number].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Answers a request of this program and version.
     pub(crate) fn answer(&self, call: &mut Call<'_>) -> Answer {
         let caller = self.export.caller(&call.credential);
@@ -117,7 +137,6 @@ impl Nfs {
             Ok(found) => found,
             Err(failed) => return Ok(refused(failed, SETATTR3resfail::default())),
         };
-        let before = self.before(&object, &key);
         let done = self.export.expect_writable().and_then(|()| {
             let is_changed = guard.is_some_and(|guard| guard != self.attributes(&object.stat, &key).ctime);
             if is_changed {
@@ -125,7 +144,7 @@ impl Nfs {
             }
             self.set_attributes(request.caller, &object, &key, &new)
         });
-        let obj_wcc = self.wcc(&before, &object, &key);
+        let obj_wcc = self.wcc_of_file(&object, &key);
         Ok(match done {
             Ok(()) => accepted(SETATTR3resok { obj_wcc }),
             Err(failed) => refused(failed, SETATTR3resfail { obj_wcc }),
@@ -220,7 +239,7 @@ impl Nfs {
             wtpref: TRANSFER_MAX,
             wtmult: 4096,
             dtpref: LISTING_MAX,
-            maxfilesize: i64::MAX as u64,
+            maxfilesize: self.export.largest_file(),
             time_delta: nfstime3 { seconds: 0, nseconds: 1 },
             properties: FSF3_LINK | FSF3_SYMLINK | FSF3_HOMOGENEOUS | FSF3_CANSETTIME,
         });
@@ -245,6 +264,11 @@ impl Nfs {
         });
         Ok(packed(done, PATHCONF3resfail::default()))
     }
+}
+
+/// Which lock a directory has.
+fn number(directory: &Object) -> usize {
+    (directory.stat.st_ino % LOCKS as u64) as usize
 }
 
 impl<'a> Request<'a> {

@@ -1,20 +1,23 @@
 //! What answers requests: which program a request is for, and answers that are given twice.
 //!
 //! A client that loses its connection sends a request again that may have been carried out. To remove a file twice is an
-//! error the second time, and would be told to a program that has removed it once. So answers to requests that change names
-//! or attributes are kept for a while, and given again to the same request of the same client.
+//! error the second time, and would be told to a program that has removed it once. So answers to requests that change something
+//! are kept for a while, and given again to the same request of the same client.
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::call::{Answer, Call};
 use crate::mount::{self, Mounts};
 use crate::nfs::{self, Nfs};
 use crate::server::Service;
 
-/// Answers that are kept.
-const KEPT: usize = 1024;
+/// Answers that are kept, unless they are older.
+const KEPT: usize = 1 << 16;
+/// A client that has lost its connection asks again within this time.
+const KEPT_FOR: Duration = Duration::from_secs(120);
 
 /// Both programs, on one port.
 pub(crate) struct Programs {
@@ -33,6 +36,11 @@ impl Programs {
         Self { nfs, mounts: Mounts::default(), given: Given::default(), is_insecure }
     }
 
+    /// Closes files that nobody uses any more; to be called every few seconds.
+    pub(crate) fn tidy(&self) {
+        self.nfs.data.close_idle();
+    }
+
     /// Puts everything on the disk that clients wrote.
     ///
     /// # Errors
@@ -49,7 +57,7 @@ impl Service for Programs {
             return Answer::TooWeak;
         }
         match (call.program, call.version) {
-            (nfs::PROGRAM, 3) if changes_names(call.procedure) => {
+            (nfs::PROGRAM, 3) if changes(call.procedure) => {
                 let asked = self.given.asked(call);
                 match self.given.begin(asked) {
                     Begun::First => {}
@@ -72,9 +80,10 @@ impl Service for Programs {
     }
 }
 
-/// Requests that must not be carried out twice: SETATTR, and those that make, remove, rename and link.
-fn changes_names(procedure: u32) -> bool {
-    matches!(procedure, 2 | 8..=15)
+/// Requests that must not be carried out twice: SETATTR, WRITE (the second one could undo another that came between), and
+/// those that make, remove, rename and link.
+fn changes(procedure: u32) -> bool {
+    matches!(procedure, 2 | 7..=15)
 }
 
 /// A request, told apart from others of the same client: by its port too, which a client keeps when it connects again.
@@ -103,7 +112,7 @@ struct Given {
 struct Answers {
     /// None while the request is carried out.
     by_request: HashMap<Asked, Option<Vec<u8>>>,
-    order: VecDeque<Asked>,
+    order: VecDeque<(Instant, Asked)>,
 }
 
 impl Given {
@@ -129,10 +138,11 @@ impl Given {
     fn keep(&self, asked: Asked, results: &[u8]) {
         let mut answers = self.lock();
         answers.by_request.insert(asked, Some(results.to_vec()));
-        answers.order.push_back(asked);
-        if answers.order.len() > KEPT
-            && let Some(oldest) = answers.order.pop_front()
+        answers.order.push_back((Instant::now(), asked));
+        while let Some(&(since, oldest)) = answers.order.front()
+            && (answers.order.len() > KEPT || since.elapsed() > KEPT_FOR)
         {
+            answers.order.pop_front();
             answers.by_request.remove(&oldest);
         }
     }

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use pagemill::{Allocator, PAGE_SIZE, PageCache, PageCount};
@@ -94,6 +95,9 @@ pub(super) struct ServeArgs {
     json: bool,
 }
 
+/// Files that nobody uses are closed after once to twice this time.
+const TIDY_EVERY: Duration = Duration::from_secs(5);
+
 /// The least and the most memory of a cache.
 const CACHE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 40;
 
@@ -140,10 +144,10 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let allows = move |peer: IpAddr| {
         if allowed.is_empty() { peer.to_canonical().is_loopback() } else { allowed.iter().any(|it| it.has(peer)) }
     };
-    let programs = Arc::new(Programs::new(Nfs { export, data: Data::new(memory.cache.clone()) }, args.insecure));
+    let programs = Arc::new(Programs::new(Nfs::new(export, Data::new(memory.cache.clone())), args.insecure));
     let settings = server::Settings {
         threads: args.threads.into(),
-        connections: args.max_connections as usize,
+        connections: (args.max_connections as usize).min(connections_allowed()),
         ..server::Settings::default()
     };
     let server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
@@ -153,7 +157,9 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     notice(&format!("serving {} at {at}: {} threads", args.directory.display(), args.threads));
 
     // A byte comes with a signal. Whatever else ends the wait would mean that none can come any more.
-    let _ = stop.read(&mut [0]);
+    while matches!(stop.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock) {
+        programs.tidy();
+    }
     drop(registered);
     server.stop();
     let report = Report::of(server.counters(), server.page_counters());
@@ -165,6 +171,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
 
 fn signals() -> std::io::Result<UnixStream> {
     let (stop, signalled) = UnixStream::pair()?;
+    stop.set_read_timeout(Some(TIDY_EVERY))?;
     for signal in [SIGTERM, SIGINT] {
         pipe::register(signal, signalled.try_clone()?)?;
     }
@@ -176,6 +183,12 @@ fn raise_descriptor_limit() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     // If it may not, fewer connections are served at a time.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
+/// As many as leave descriptors for files: a connection that must wait for its client takes two.
+fn connections_allowed() -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(descriptors / 4).unwrap_or(usize::MAX).max(1)
 }
 
 fn listen(at: SocketAddr) -> Result<TcpListener, Error> {

@@ -2,12 +2,13 @@
 //!
 //! A write-back changes the file's `mtime`, long after the WRITE. So the time of the last WRITE is kept here, and is set as the
 //! file's between the write-back of all pages and the flush, by one [`Backing::sync`].
+use super::Verifier;
 use pagemill::{Backing, FileBacking};
 use std::fs::{File, FileTimes};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 /// What reads and writes.
@@ -34,6 +35,7 @@ pub(super) struct Disk {
     writes: Mutex<Writes>,
     /// Counts what this server does to the file, at its beginning and at its end.
     own: AtomicU64,
+    verifier: Arc<Verifier>,
 }
 
 /// The clients' writes.
@@ -58,8 +60,8 @@ impl Drop for Writing<'_> {
 }
 
 impl Disk {
-    pub(super) fn new(inner: Inner, file: File) -> Self {
-        Self { inner, file, writes: Mutex::default(), own: AtomicU64::new(0) }
+    pub(super) fn new(inner: Inner, file: File, verifier: Arc<Verifier>) -> Self {
+        Self { inner, file, writes: Mutex::default(), own: AtomicU64::new(0), verifier }
     }
 
     pub(super) fn stat(&self) -> io::Result<rustix::fs::Stat> {
@@ -132,6 +134,11 @@ impl Looked {
     pub(super) fn is_changed_by_others(&self, now: &Self) -> bool {
         self.stamp != now.stamp && self.own == now.own
     }
+    /// Whether this is not what was seen.
+    pub(super) fn is_of_another(&self, now: &rustix::fs::Stat) -> bool {
+        let (mtime, ctime) = ((now.st_mtime, now.st_mtime_nsec as i64), (now.st_ctime, now.st_ctime_nsec as i64));
+        self.stamp != (now.st_size as u64, mtime, ctime)
+    }
     /// Takes a later look in the place of this.
     pub(super) fn note(&mut self, now: Self) {
         *self = Self { tries: self.tries, ..now };
@@ -156,11 +163,14 @@ impl Backing for Disk {
                 // A server that is not the owner may not. Its data are what counts.
                 _ = self.file.set_times(FileTimes::new().set_modified(modified));
             }
-            match &self.inner {
+            let synced = match &self.inner {
                 Inner::File(_) => self.file.sync_all(),
                 #[cfg(test)]
                 Inner::Fake(backing) => backing.sync(),
-            }
+            };
+            // Before anybody hears of it: a flush that begins after this one failed may go well, and must not be answered with
+            // the verifier of what this one has lost.
+            synced.inspect_err(|_| self.verifier.change())
         })
     }
     fn set_len(&self, len: u64) -> io::Result<()> {

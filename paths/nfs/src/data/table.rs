@@ -3,7 +3,7 @@
 //! A place in the table is a file, or kept for the thread that opens or closes it. Others that want this file wait: a file
 //! that was opened again before it is written back would show old bytes, and the late write-back would overwrite new ones
 //! (D4).
-use super::{FileKey, OpenFile};
+use super::{FileKey, OpenFile, Pending};
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,6 +22,8 @@ struct Places {
     by_generation: HashMap<u64, FileKey>,
     /// Counts uses.
     turn: u64,
+    /// The turn of the last look for files that nobody uses.
+    swept: u64,
 }
 
 enum Place {
@@ -30,7 +32,8 @@ enum Place {
         /// The turn of its last use.
         used: u64,
     },
-    Kept,
+    /// With what the file system does not know yet of a file that is being closed.
+    Kept(Option<Pending>),
 }
 
 /// A place that this thread keeps. It is free once this is dropped.
@@ -78,10 +81,16 @@ impl Places {
     /// Takes a file off its place, which the caller keeps, unless it is in use.
     fn take(&mut self, key: &FileKey) -> Option<OpenFile> {
         let place = self.by_key.get_mut(key)?;
-        match std::mem::replace(place, Place::Kept) {
-            Place::Kept => None,
+        match std::mem::replace(place, Place::Kept(None)) {
+            Place::Kept(pending) => {
+                *place = Place::Kept(pending);
+                None
+            }
             Place::Open { file, used } => match Arc::try_unwrap(file) {
-                Ok(file) => Some(file),
+                Ok(file) => {
+                    *place = Place::Kept(file.pending());
+                    Some(file)
+                }
                 Err(file) => {
                     *place = Place::Open { file, used };
                     None
@@ -117,15 +126,37 @@ impl Table {
                 *used = turn;
                 Some((key, file.clone()))
             }
-            Place::Kept => None,
+            Place::Kept(_) => None,
         }
+    }
+
+    /// What the file system does not know of a file yet, also while that is being closed.
+    pub(super) fn pending(&self, key: &FileKey) -> Option<Pending> {
+        match self.places().by_key.get(key)? {
+            Place::Open { file, .. } => file.pending(),
+            Place::Kept(pending) => *pending,
+        }
+    }
+
+    /// Closes the files that nobody has used since the last call but one, so that others may remove and run them.
+    pub(super) fn close_idle(&self) {
+        let mut places = self.places();
+        let turn = places.turn;
+        let before = std::mem::replace(&mut places.swept, turn);
+        let idle = |(key, place): (&FileKey, &Place)| match place {
+            Place::Open { used, .. } if *used <= before => Some(*key),
+            _ => None,
+        };
+        let idle: Vec<_> = places.by_key.iter().filter_map(idle).collect();
+        drop(places);
+        idle.iter().for_each(|key| self.forget(key));
     }
 
     /// All files that are open.
     pub(super) fn all(&self) -> Vec<Arc<OpenFile>> {
         let file = |place: &Place| match place {
             Place::Open { file, .. } => Some(file.clone()),
-            Place::Kept => None,
+            Place::Kept(_) => None,
         };
         self.places().by_key.values().filter_map(file).collect()
     }
@@ -142,7 +173,7 @@ impl Table {
                     *used = turn;
                     return Ok(file.clone());
                 }
-                Some(Place::Kept) => {
+                Some(Place::Kept(_)) => {
                     places = self.changed.wait(places).unwrap_or_else(PoisonError::into_inner);
                 }
             }
@@ -152,7 +183,7 @@ impl Table {
     /// The file; opens it if it is not open. If the table is full, another file is closed first. If all are in use, which
     /// takes as many threads, the table has more for a while.
     pub(super) fn get(&self, key: &FileKey, open: impl FnOnce() -> io::Result<OpenFile>) -> io::Result<Arc<OpenFile>> {
-        let keep = |places: &mut Places| _ = places.by_key.insert(*key, Place::Kept);
+        let keep = |places: &mut Places| _ = places.by_key.insert(*key, Place::Kept(None));
         match self.find_or(key, keep) {
             Ok(file) => Ok(file),
             Err(()) => {

@@ -1,5 +1,6 @@
 //! Attributes: of the file system, corrected by what the cache knows better, and set by clients.
 use std::io;
+use std::sync::PoisonError;
 use std::time::{Duration, UNIX_EPOCH};
 
 use nfs3_types::nfs3::{
@@ -38,7 +39,13 @@ impl Nfs {
         Before(wcc_attr { size: shown.size, mtime: shown.mtime, ctime: shown.ctime })
     }
 
-    /// What has become of a file: its attributes before an operation and after it.
+    /// What has become of a file. Not what it was before: other requests of the file may come between, and a client that is
+    /// told both takes all that changed for its own doing.
+    pub(super) fn wcc_of_file(&self, object: &Object, key: &FileKey) -> wcc_data {
+        wcc_data { before: pre_op_attr::None, after: self.after(object, key) }
+    }
+
+    /// What has become of a directory that is locked ([`Nfs::lock`]): its attributes before an operation and after it.
     pub(super) fn wcc(&self, before: &Before, object: &Object, key: &FileKey) -> wcc_data {
         wcc_data { before: pre_op_attr::Some(before.0), after: self.after(object, key) }
     }
@@ -68,6 +75,7 @@ impl Nfs {
         // After the owner: a change of that takes the bits that run a program as its owner away.
         if let Nfs3Option::Some(mode) = new.mode {
             let mode = Mode::from_raw_mode(mode & 0o7777);
+            let _modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
             act_as(caller, || Ok(rustix::fs::chmod(object.path(), mode)?))?;
         }
         let times = Timestamps {
@@ -85,7 +93,16 @@ impl Nfs {
         if times.last_access.tv_nsec != OMIT.tv_nsec || times.last_modification.tv_nsec != OMIT.tv_nsec {
             // What the cache writes back later would set another time.
             self.data.settle(key)?;
-            act_as(caller, || Ok(rustix::fs::utimensat(rustix::fs::CWD, object.path(), &times, AtFlags::empty())?))?;
+            let set = || Ok(rustix::fs::utimensat(rustix::fs::CWD, object.path(), &times, AtFlags::empty())?);
+            // The time of now is set by whoever may write, also one time alone, for which the kernel wants the owner: a client
+            // that cuts a file asks for it.
+            if [times.last_access, times.last_modification].iter().all(|time| time.tv_nsec >= UTIME_OMIT.min(UTIME_NOW))
+            {
+                self.export.expect_access(caller, object, Access::WRITE_OK)?;
+                set()?;
+            } else {
+                act_as(caller, set)?;
+            }
         }
         self.data.changed_here(key);
         Ok(())
@@ -94,10 +111,15 @@ impl Nfs {
     /// Takes the bits away that run a program as its owner or group, as the kernel does when a user changes the program: the
     /// contents are written by the server, which may keep them.
     pub(super) fn drop_set_id(&self, caller: &Caller, object: &Object) -> io::Result<()> {
-        let mode = object.stat.st_mode;
-        let group = if mode & 0o010 == 0 { 0 } else { 0o2000 };
-        if caller.uid != 0 && mode & (0o4000 | group) != 0 {
-            rustix::fs::chmod(object.path(), Mode::from_raw_mode(mode & 0o7777 & !(0o4000 | group)))?;
+        let dropped = |mode: u32| mode & if mode & 0o010 == 0 { 0o4000 } else { 0o6000 };
+        if caller.uid == 0 || dropped(object.stat.st_mode) == 0 {
+            return Ok(());
+        }
+        // The mode may be another one by now, which stays but for these bits.
+        let _modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mode = fstat(&object.fd)?.st_mode;
+        if dropped(mode) != 0 {
+            rustix::fs::chmod(object.path(), Mode::from_raw_mode(mode & 0o7777 & !dropped(mode)))?;
         }
         Ok(())
     }
@@ -143,6 +165,9 @@ fn shown(stat: &Stat, pending: Option<Pending>) -> fattr3 {
         mtime = time(written.as_secs() as i64, u64::from(written.subsec_nanos()));
         ctime = mtime;
     }
+    // Archivers take a file without blocks for one hole.
+    let used = (stat.st_blocks as u64).saturating_mul(512);
+    let used = if pending.is_some() { used.max(size.min(4096)) } else { used };
     fattr3 {
         type_: match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => ftype3::NF3DIR,
@@ -158,7 +183,7 @@ fn shown(stat: &Stat, pending: Option<Pending>) -> fattr3 {
         uid: stat.st_uid,
         gid: stat.st_gid,
         size,
-        used: (stat.st_blocks as u64).saturating_mul(512),
+        used,
         rdev: specdata3 { specdata1: rustix::fs::major(stat.st_rdev), specdata2: rustix::fs::minor(stat.st_rdev) },
         fsid: stat.st_dev,
         fileid: stat.st_ino,

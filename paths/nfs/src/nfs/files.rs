@@ -61,7 +61,8 @@ impl Nfs {
         if at.checked_add(u64::from(count)).is_none_or(|end| end > END) {
             return Err(Failed(nfsstat3::NFS3ERR_INVAL));
         }
-        Ok(self.data.read(key, || self.export.open_contents(object), at, count)?)
+        self.data.seen(key, &object.stat)?;
+        Ok(self.data.read(key, || self.export.open_to_read(object), at, count)?)
     }
 
     pub(super) fn write(&self, mut request: Request<'_>, payload: &mut Payload<'_>) -> Packed {
@@ -84,9 +85,8 @@ impl Nfs {
             Ok(found) => found,
             Err(failed) => return Ok(refused(failed, WRITE3resfail::default())),
         };
-        let before = self.before(&object, &key);
         let done = self.write_bytes(request.caller, &object, &key, at, payload, stable);
-        let file_wcc = self.wcc(&before, &object, &key);
+        let file_wcc = self.wcc_of_file(&object, &key);
         Ok(match done {
             Ok(written) => accepted(WRITE3resok {
                 file_wcc,
@@ -114,7 +114,7 @@ impl Nfs {
         self.export.expect_writable()?;
         object.expect_file()?;
         self.export.expect_access(caller, object, Access::WRITE_OK)?;
-        if at.checked_add(payload.len as u64).is_none_or(|end| end > END) {
+        if at.checked_add(payload.len as u64).is_none_or(|end| end > self.export.largest_file()) {
             return Err(Failed(nfsstat3::NFS3ERR_FBIG));
         }
         self.drop_set_id(caller, object)?;
@@ -129,12 +129,11 @@ impl Nfs {
             Ok(found) => found,
             Err(failed) => return Ok(refused(failed, COMMIT3resfail { file_wcc: wcc_data::default() })),
         };
-        let before = self.before(&object, &key);
         let done = object.expect_file().and_then(|()| {
             self.export.expect_access(request.caller, &object, Access::WRITE_OK)?;
             Ok(self.data.commit(&key, || self.export.open_contents(&object), at, count)?)
         });
-        let file_wcc = self.wcc(&before, &object, &key);
+        let file_wcc = self.wcc_of_file(&object, &key);
         Ok(match done {
             Ok(()) => accepted(COMMIT3resok { file_wcc, verf: writeverf3(self.data.verifier()) }),
             Err(failed) => refused(failed, COMMIT3resfail { file_wcc }),

@@ -12,7 +12,7 @@ use nfs3_types::xdr_codec::Opaque;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
-use super::{Nfs, Packed, Request, accepted, refused};
+use super::{Nfs, Packed, Request, accepted, number, refused};
 use crate::call::Caller;
 use crate::credentials::act_as;
 use crate::data::FileKey;
@@ -195,13 +195,22 @@ impl Nfs {
         pack: impl FnOnce(T, wcc_data) -> Vec<u8>,
         refuse: impl FnOnce(Failed, wcc_data) -> Vec<u8>,
     ) -> Vec<u8> {
-        let (directory, key) = match self.object(handle) {
+        let (mut directory, key) = match self.object(handle) {
             Ok(found) => found,
             Err(failed) => return refuse(failed, wcc_data::default()),
         };
-        let before = self.before(&directory, &key);
+        let locked = self.lock(&directory);
+        // As it is now, with the lock.
+        let before = match Object::new(directory.fd) {
+            Ok(now) => {
+                directory = now;
+                self.before(&directory, &key)
+            }
+            Err(failed) => return refuse(failed, wcc_data::default()),
+        };
         let done = directory.expect_directory().and_then(|()| work(&directory));
         let dir_wcc = self.wcc(&before, &directory, &key);
+        drop(locked);
         match done {
             Ok(done) => pack(done, dir_wcc),
             Err(failed) => refuse(failed, dir_wcc),
@@ -259,6 +268,14 @@ impl Nfs {
             (Ok(from), Ok(to)) => (from, to),
             (Err(failed), _) | (_, Err(failed)) => return Ok(refused(failed, RENAME3resfail::default())),
         };
+        // In the order of their numbers, as every other thread; one lock may be that of both.
+        let numbers = (number(&from.0), number(&to.0));
+        let _first = self.lock_number(numbers.0.min(numbers.1));
+        let _second = (numbers.0 != numbers.1).then(|| self.lock_number(numbers.0.max(numbers.1)));
+        let (from, to) = match (Object::new(from.0.fd), Object::new(to.0.fd)) {
+            (Ok(from_now), Ok(to_now)) => ((from_now, from.1), (to_now, to.1)),
+            (Err(failed), _) | (_, Err(failed)) => return Ok(refused(failed, RENAME3resfail::default())),
+        };
         let before = (self.before(&from.0, &from.1), self.before(&to.0, &to.1));
         let done = self.rename_entry(request.caller, (&from.0, from_name), (&to.0, to_name));
         let fromdir_wcc = self.wcc(&before.0, &from.0, &from.1);
@@ -277,7 +294,7 @@ impl Nfs {
         let new = Name::new_entry(to.1, nfsstat3::NFS3ERR_INVAL)?;
         let gone = self.contents_of(to.0, &new.0);
         let moved = self.contents_of(from.0, &old.0);
-        act_as(caller, || Ok(rustix::fs::renameat(&from.0.fd, &old.0, &to.0.fd, &new.0)?))?;
+        across(act_as(caller, || Ok(rustix::fs::renameat(&from.0.fd, &old.0, &to.0.fd, &new.0)?)))?;
         if let Some(key) = moved {
             self.data.changed_here(&key);
         }
@@ -302,10 +319,10 @@ impl Nfs {
             |directory| {
                 self.export.expect_writable()?;
                 let name = Name::new_entry(name, nfsstat3::NFS3ERR_EXIST)?;
-                act_as(request.caller, || -> io::Result<()> {
+                across(act_as(request.caller, || {
                     let (path, follow) = (object.path(), AtFlags::SYMLINK_FOLLOW);
                     Ok(rustix::fs::linkat(rustix::fs::CWD, path, &directory.fd, &name.0, follow)?)
-                })?;
+                }))?;
                 self.data.changed_here(&key);
                 Ok(())
             },
@@ -315,6 +332,14 @@ impl Nfs {
             },
         ))
     }
+}
+
+/// A file cannot be moved between two parts of a file system, as subvolumes are, and the client copies it.
+fn across(done: io::Result<()>) -> Outcome<()> {
+    done.map_err(|error| match error.raw_os_error() {
+        Some(libc::EXDEV) => Failed(nfsstat3::NFS3ERR_XDEV),
+        _ => error.into(),
+    })
 }
 
 pub(super) fn wire(handle: &crate::handles::Handle) -> nfs_fh3 {

@@ -53,7 +53,7 @@ impl Served {
         let export = Export::open(&settings, &Key::from_file(&folder.path().join("key")).unwrap()).unwrap();
         let allocator = Allocator::builder().pages(8192).build().unwrap();
         let data = Data::new(PageCache::builder(&allocator).build());
-        let programs = Programs::new(Nfs { export, data }, false);
+        let programs = Programs::new(Nfs::new(export, data), false);
         Self { programs, folder, allocator, xid: AtomicU32::new(1), caller: user(0) }
     }
 
@@ -648,7 +648,7 @@ fn a_write_is_seen_at_once_and_on_the_disk_after_commit() {
     let written = served.write(&file, 0, &bytes, UNSTABLE).unwrap();
     assert_eq!((written.count, written.committed), (1 << 20, UNSTABLE));
     assert_eq!(written.file_wcc.after.unwrap().size, 1 << 20);
-    assert_eq!(written.file_wcc.before.unwrap().size, 0);
+    assert!(written.file_wcc.before.is_none(), "others may write it too");
     assert_eq!(served.read(&file, 0, 1 << 20).unwrap(), (bytes.clone(), true));
     assert_eq!(served.getattr(&file).unwrap().size, 1 << 20);
     let done = served.ask::<COMMIT3res>(21, &COMMIT3args { file: file.clone(), offset: 0, count: 0 }).unwrap();
@@ -926,7 +926,7 @@ fn fsstat_fsinfo_and_pathconf_say_what_the_file_system_has() {
     let stat = served.ask::<FSSTAT3res>(18, &FSSTAT3args { fsroot: fsroot.clone() }).unwrap();
     assert_eq!((stat.tbytes, stat.tfiles), (there.f_blocks * there.f_frsize, there.f_files));
     let info = served.ask::<FSINFO3res>(19, &FSINFO3args { fsroot }).unwrap();
-    assert_eq!((info.rtmax, info.wtmax, info.maxfilesize), (1 << 20, 1 << 20, i64::MAX as u64));
+    assert_eq!((info.rtmax, info.wtmax, info.dtpref), (1 << 20, 1 << 20, 64 << 10));
     assert_eq!(info.properties, FSF3_LINK | FSF3_SYMLINK | FSF3_HOMOGENEOUS | FSF3_CANSETTIME);
     let conf = served.ask::<PATHCONF3res>(20, &PATHCONF3args { object }).unwrap();
     assert!(
@@ -966,4 +966,113 @@ fn a_request_that_is_sent_again_is_answered_again_and_carried_out_once() {
     // Another client's, by chance with the same number.
     assert_eq!(status(&read::<REMOVE3res>(&again(701))), nfsstat3::NFS3_OK);
     assert!(!served.path("file").exists());
+}
+
+#[test]
+fn whoever_may_write_a_file_cuts_it_as_clients_do() {
+    let served = Served::new();
+    fs::write(served.path("shared"), "hello").unwrap();
+    std::os::unix::fs::chown(served.path("shared"), Some(1), Some(50)).unwrap();
+    fs::set_permissions(served.path("shared"), fs::Permissions::from_mode(0o660)).unwrap();
+    let shared = served.file("shared");
+    let now = || sattr3 { mtime: set_mtime::SET_TO_SERVER_TIME, ..sattr3::default() };
+    let cut = || sattr3 { size: Nfs3Option::Some(0), ..now() };
+    // Linux's client opens with O_TRUNC so.
+    let served = served.by(Caller { uid: 1000, gid: 1000, groups: vec![50] });
+    assert_eq!(served.setattr(&shared, cut(), Nfs3Option::None), nfsstat3::NFS3_OK);
+    assert_eq!(served.setattr(&shared, now(), Nfs3Option::None), nfsstat3::NFS3_OK);
+    // A time of its own choice is the owner's.
+    let past =
+        sattr3 { mtime: set_mtime::SET_TO_CLIENT_TIME(nfstime3 { seconds: 1, nseconds: 0 }), ..sattr3::default() };
+    assert_eq!(served.setattr(&shared, past, Nfs3Option::None), nfsstat3::NFS3ERR_PERM);
+    let served = served.by(user(1001));
+    for refused in [cut(), now()] {
+        assert_eq!(served.setattr(&shared, refused, Nfs3Option::None), nfsstat3::NFS3ERR_ACCES);
+    }
+}
+
+#[test]
+fn a_tree_that_is_closed_to_a_client_s_root_can_be_mounted_for_its_owner() {
+    let served = Served::with(false, true);
+    fs::write(served.path("file"), "hello").unwrap();
+    std::os::unix::fs::chown(served.path(""), Some(1000), Some(1000)).unwrap();
+    fs::set_permissions(served.path(""), fs::Permissions::from_mode(0o700)).unwrap();
+    // Root mounts, and is nobody here.
+    let root = served.root();
+    assert_eq!(served.lookup(&root, b"file").unwrap_err(), nfsstat3::NFS3ERR_ACCES);
+    assert!(served.by(user(1000)).lookup(&root, b"file").is_ok());
+}
+
+#[test]
+fn no_bytes_are_older_than_the_time_that_they_are_told_with() {
+    let served = Served::new();
+    fs::write(served.path("file"), "old").unwrap();
+    let file = served.file("file");
+    assert_eq!(served.read(&file, 0, 9).unwrap().0, b"old");
+    // Within a second of the last look; by the way of the owner, and by that of others.
+    fs::write(served.path("file"), "newer").unwrap();
+    assert_eq!(served.read(&file, 0, 9).unwrap().0, b"newer");
+    fs::write(served.path("file"), "newest").unwrap();
+    assert_eq!(served.by(user(1000)).read(&file, 0, 9).unwrap().0, b"newest");
+}
+
+#[test]
+fn a_program_that_was_read_can_be_run_and_a_removed_file_goes() {
+    let served = Served::new();
+    fs::copy("/bin/true", served.path("program")).unwrap();
+    let program = served.file("program");
+    served.read(&program, 0, 100).unwrap();
+    assert!(std::process::Command::new(served.path("program")).status().unwrap().success());
+    let is_open = || {
+        let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        links.into_iter().any(|link| {
+            link.starts_with(served.path("program")) || link.to_string_lossy().contains("program (deleted)")
+        })
+    };
+    assert!(is_open());
+    served.programs.tidy();
+    assert!(is_open(), "it was used a moment ago");
+    served.programs.tidy();
+    assert!(!is_open());
+}
+
+#[test]
+fn no_write_goes_beyond_what_a_file_can_have() {
+    let served = Served::new();
+    fs::write(served.path("file"), "").unwrap();
+    let (root, file) = (served.root(), served.file("file"));
+    let most = served.ask::<FSINFO3res>(19, &FSINFO3args { fsroot: root }).unwrap().maxfilesize;
+    assert!((1 << 40..=i64::MAX as u64).contains(&most), "{most}");
+    // Else these bytes would stay in the cache for good.
+    assert_eq!(served.write(&file, most - 1, b"xy", UNSTABLE).unwrap_err(), nfsstat3::NFS3ERR_FBIG);
+    served.write(&file, most - 2, b"xy", FILE_SYNC).unwrap();
+    assert_eq!(fs::metadata(served.path("file")).unwrap().len(), most);
+}
+
+#[test]
+fn what_a_directory_was_before_belongs_to_what_it_is_after() {
+    let served = Served::new();
+    let root = served.root();
+    let changes = std::thread::scope(|scope| {
+        let make = |thread: usize| {
+            let (served, root) = (&served, &root);
+            scope.spawn(move || {
+                let one = |at: usize| {
+                    let name = format!("{thread}-{at}");
+                    let how = createhow3::GUARDED(sattr3::default());
+                    let args = CREATE3args { where_: entry(root, name.as_bytes()), how };
+                    let wcc = served.ask::<CREATE3res>(8, &args).unwrap().dir_wcc;
+                    (wcc.before.unwrap().ctime, wcc.after.unwrap().ctime)
+                };
+                (0..200).map(one).collect::<Vec<_>>()
+            })
+        };
+        let threads: Vec<_> = (0..4).map(make).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    // In order, each begins where another one ended: none has another one's change in it.
+    let mut times: Vec<_> =
+        changes.iter().map(|(before, after)| [before, after].map(|it| (it.seconds, it.nseconds))).collect();
+    times.sort_unstable();
+    assert!(times.windows(2).all(|pair| pair[0][1] <= pair[1][0] || pair[0] == pair[1]), "{times:?}");
 }

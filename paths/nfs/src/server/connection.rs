@@ -121,7 +121,9 @@ impl Connection {
                 self.arm_input();
             }
             Next::More => {
-                self.stalls_at.store(NEVER, Relaxed);
+                // It waits for its requests, or for its peer to take replies.
+                let stalls_at = if output.is_blocked { self.clock.stalls_at() } else { NEVER };
+                self.stalls_at.store(stalls_at, Relaxed);
                 (output.is_input_idle, output.is_within_record) = (true, is_within_record);
             }
             Next::Waits => {}
@@ -246,13 +248,17 @@ impl Connection {
                     output.bytes -= count;
                     if let Sent::Blocked = how {
                         output.is_blocked = true;
+                        if output.is_input_idle {
+                            self.stalls_at.store(self.clock.stalls_at(), Relaxed);
+                        }
                         if self.arm_output(&mut output).is_err() {
                             // Without a descriptor it cannot be told when there is room. The peer may connect again.
                             drop(output);
                             return self.close(hub, Why::Broken);
                         }
                     }
-                    if output.ended.is_some() && count > 0 {
+                    let waits = output.ended.is_some() || output.is_input_idle;
+                    if waits && count > 0 {
                         self.stalls_at.store(self.clock.stalls_at(), Relaxed);
                     }
                 }
@@ -264,9 +270,8 @@ impl Connection {
         }
         if output.is_input_idle && output.may_read() {
             output.is_input_idle = false;
-            if output.is_within_record {
-                self.stalls_at.store(self.clock.stalls_at(), Relaxed);
-            }
+            let stalls_at = if output.is_within_record { self.clock.stalls_at() } else { NEVER };
+            self.stalls_at.store(stalls_at, Relaxed);
             self.arm_input();
         }
         drop(output);
