@@ -360,15 +360,11 @@ fn sigterm_writes_everything_back_while_connections_are_open() {
 /// Writes the parts of a file over and over, until the server is gone. Returns how many were answered; `answered` counts those of
 /// all writers.
 fn write_until_closed(
-    server: &Server,
-    number: usize,
+    (mut client, file): (Rpc, nfs_fh3),
     parts: &[Vec<u8>],
     how: stable_how,
     answered: &AtomicUsize,
 ) -> usize {
-    let mut client = server.client();
-    let root = client.root();
-    let file = client.create(&root, number.to_string().as_bytes()).unwrap();
     let is_written = |(part, bytes): &(usize, &Vec<u8>)| {
         let args = pack(&write_args(&file, (part * PART) as u64, bytes, how));
         let Ok((body, results)) = client.try_asked((NFS, 3, WRITE), &args) else { return false };
@@ -390,9 +386,17 @@ fn writes_that_were_answered_survive_a_signal_amid_others() {
         let mut server = Server::start(&folder, "--cache 64M");
         let parts: Vec<Vec<u8>> = (0..50).map(|part| noise(PART - part)).collect();
         let answered = AtomicUsize::new(0);
+        // All are connected before one of them can bring the signal about.
+        let connect = |number: usize| {
+            let mut client = server.client();
+            let root = client.root();
+            let file = client.create(&root, number.to_string().as_bytes()).unwrap();
+            (client, file)
+        };
+        let clients: Vec<_> = (0..4).map(connect).collect();
         let counts: Vec<usize> = thread::scope(|scope| {
-            let write = |number| write_until_closed(&server, number, &parts, how, &answered);
-            let writers: Vec<_> = (0..4).map(|number| scope.spawn(move || write(number))).collect();
+            let write = |client| write_until_closed(client, &parts, how, &answered);
+            let writers: Vec<_> = clients.into_iter().map(|client| scope.spawn(move || write(client))).collect();
             until("writes", || answered.load(Relaxed) >= 60 || writers.iter().any(|writer| writer.is_finished()));
             signal(&server.child, by);
             writers.into_iter().map(|writer| writer.join().unwrap()).collect()
