@@ -410,3 +410,51 @@ fn a_backing_may_allocate_under_its_own_lock_in_each_of_its_calls() {
         file.close().unwrap();
     });
 }
+
+/// A disk that is full, until it has room.
+struct Full(Arc<Mutex<bool>>);
+
+impl Backing for Full {
+    fn len(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+    fn read_vectored_at(&self, _: &mut [IoSliceMut<'_>], _: u64) -> io::Result<usize> {
+        Ok(0)
+    }
+    fn write_vectored_at(&self, from: &[IoSlice<'_>], _: u64) -> io::Result<usize> {
+        match *self.0.lock().unwrap() {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => Ok(from.iter().map(|slice| slice.len()).sum()),
+        }
+    }
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_len(&self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn pages_that_no_disk_takes_leave_room_for_other_files() {
+    let (allocator, cache, hot) = with_hot_pages();
+    let is_full = Arc::new(Mutex::new(true));
+    let full = cache.open(Full(is_full.clone())).unwrap();
+    let pages = |from: usize| move |page: usize| ((from + page) * PAGE) as u64;
+    // One page after the other, by a copy and by a move; the cache has 256, of which it likes 51 to be dirty.
+    let copied = (0..256).map(pages(0)).take_while(|&at| full.write_at(&[2; PAGE], at).is_ok()).count();
+    let moved = |at: u64| {
+        full.write_pages(&mut [allocator.alloc_page(Gfp::KERNEL).ok()], PAGE, at).map_err(|error| error.kind())
+    };
+    assert!((51..64).contains(&copied), "{copied}");
+    assert_eq!(moved(pages(copied)(0)), Err(io::ErrorKind::StorageFull));
+    (0..128).for_each(|page| assert_eq!(hot.read_at(&mut [0; 64], page * PAGE as u64).unwrap(), 64));
+    // Other files are written to, though each page has to go to its disk at once.
+    (0..128).for_each(|page| assert_eq!(hot.write_at(&[3; PAGE], page * PAGE as u64).unwrap(), PAGE));
+    assert_eq!(full.sync().unwrap_err().kind(), io::ErrorKind::StorageFull);
+    // Nothing that was accepted is lost, and the file is written to again.
+    *is_full.lock().unwrap() = false;
+    assert_eq!(moved(pages(copied)(0)), Ok(PAGE));
+    full.sync().unwrap();
+    assert_eq!(of_file(&full, copied + 1), copied + 1);
+}

@@ -110,7 +110,8 @@ impl CachedFile {
     /// A writer that makes more pages dirty than the cache's dirty limit writes some of them back meanwhile.
     ///
     /// # Errors
-    /// There is no memory for the first page, or the page cannot be read whose other bytes are to stay.
+    /// There is no memory for the first page, or the page cannot be read whose other bytes are to stay. The backing refuses the
+    /// file's pages, and the cache has as many dirty ones as it likes: then the error is the backing's.
     pub fn write_at(&self, from: &[u8], at: u64) -> io::Result<usize> {
         self.cached.write(from, at)
     }

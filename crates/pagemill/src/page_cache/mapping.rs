@@ -69,6 +69,8 @@ struct Errors {
     last: Option<Arc<io::Error>>,
     /// Whether some opener was told of the last one.
     is_told: bool,
+    /// Whether no write has gone well since.
+    is_failing: bool,
 }
 
 impl Mapping {
@@ -143,7 +145,16 @@ impl Mapping {
     pub(super) fn write_failed(&self, error: Arc<io::Error>) {
         let mut errors = lock(&self.errors);
         errors.count += 1;
-        (errors.last, errors.is_told) = (Some(error), false);
+        (errors.last, errors.is_told, errors.is_failing) = (Some(error), false, true);
+    }
+    /// Notes a write that went well.
+    pub(super) fn write_succeeded(&self) {
+        lock(&self.errors).is_failing = false;
+    }
+    /// The error of the last write, if it failed.
+    pub(super) fn failing(&self) -> Option<Arc<io::Error>> {
+        let errors = lock(&self.errors);
+        errors.last.clone().filter(|_| errors.is_failing)
     }
     /// The errors that a new opener is not told: those that another has been told.
     pub(super) fn errors_before(&self) -> u64 {

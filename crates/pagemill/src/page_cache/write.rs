@@ -61,7 +61,8 @@ impl Cached {
         check_end(at, from.len())?;
         let mut done = 0;
         while done < from.len() {
-            match self.write_some(&from[done..], at + done as u64) {
+            let written = self.expect_written().and_then(|()| self.write_some(&from[done..], at + done as u64));
+            match written {
                 Ok(written) => done += written,
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,

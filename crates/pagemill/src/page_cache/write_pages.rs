@@ -66,10 +66,10 @@ impl Cached {
         let mut done = 0;
         while done < len {
             let mut rest = given.after(done);
-            let written = match are_moved {
+            let written = self.expect_written().and_then(|()| match are_moved {
                 true => self.move_some(&mut rest),
                 false => self.write(rest.bytes(), rest.at),
-            };
+            });
             match written {
                 Ok(written) => done += written,
                 Err(error) if done == 0 => return Err(error),

@@ -188,6 +188,7 @@ impl Cached {
         match &result {
             Ok(()) => {
                 self.file.written(pages.clone());
+                self.file.write_succeeded();
                 // Release pairs with the Acquire of whoever asks what is stored: the backing has it.
                 self.file.stored.fetch_max(byte_of(at) + len as u64, Release);
             }
@@ -258,6 +259,24 @@ impl Cached {
                 }
             }
             self.file.written(range);
+        }
+    }
+
+    /// Refuses more dirty pages of a file whose backing does not take them, once the cache has as many as it likes: they would
+    /// fill it, and leave no room for other files.
+    ///
+    /// # Errors
+    /// That of the backing, which goes to the next `sync` too.
+    pub(super) fn expect_written(&self) -> io::Result<()> {
+        let has_too_many = || self.shared.has_too_many_dirty() && !is_in_backing();
+        if !has_too_many() || self.file.failing().is_none() {
+            return Ok(());
+        }
+        // It may take them by now.
+        self.write_back(0..u64::MAX, PAGES_AT_ONCE, Patience::Some);
+        match self.file.failing() {
+            Some(error) if has_too_many() => Err(again(&error)),
+            _ => Ok(()),
         }
     }
 
