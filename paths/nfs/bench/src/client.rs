@@ -32,6 +32,35 @@ pub(crate) struct Client {
     filled: usize,
 }
 
+/// The length of a file's attributes.
+const ATTRIBUTES: usize = 84;
+
+/// What is left of a reply's results.
+struct Words<'a>(&'a [u8]);
+
+impl<'a> Words<'a> {
+    fn take(&mut self, len: usize) -> io::Result<&'a [u8]> {
+        let (taken, left) = self.0.split_at_checked(len).ok_or(ErrorKind::UnexpectedEof)?;
+        self.0 = left;
+        Ok(taken)
+    }
+    fn word(&mut self) -> io::Result<u32> {
+        let word = self.take(4)?.first_chunk().ok_or(ErrorKind::UnexpectedEof)?;
+        Ok(u32::from_be_bytes(*word))
+    }
+    /// Bytes behind their length, and what fills them up to a word.
+    fn counted(&mut self) -> io::Result<&'a [u8]> {
+        let len = self.word()? as usize;
+        Ok(&self.take(len.next_multiple_of(4))?[..len])
+    }
+    /// Skips so many bytes behind a word that says whether they are there, and returns that.
+    fn skip_if_there(&mut self, len: usize) -> io::Result<bool> {
+        let is_there = self.word()? == 1;
+        self.take(if is_there { len } else { 0 })?;
+        Ok(is_there)
+    }
+}
+
 /// A call, with the data of a WRITE.
 pub(crate) struct Call<'a> {
     program: u32,
@@ -82,12 +111,12 @@ impl<'a> Call<'a> {
     pub(crate) fn remove(directory: &nfs_fh3, name: &str) -> Self {
         Self::new(12, &REMOVE3args { object: entry(directory, name) })
     }
-    /// As much of a directory as 64 KiB have, from its beginning.
-    pub(crate) fn list(directory: &nfs_fh3) -> Self {
-        let (cookie, cookieverf) = (0, cookieverf3::default());
+    /// As much of a directory as 64 KiB have, from a cookie on.
+    fn list(directory: &nfs_fh3, cookie: u64, cookieverf: [u8; 8]) -> Self {
+        let cookieverf = cookieverf3(cookieverf);
         let args =
             READDIRPLUS3args { dir: directory.clone(), cookie, cookieverf, dircount: 1 << 16, maxcount: 1 << 16 };
-        Self { least: 16 << 10, ..Self::new(17, &args) }
+        Self::new(17, &args)
     }
 }
 
@@ -124,6 +153,42 @@ impl Client {
     pub(crate) fn lookup(&mut self, directory: &nfs_fh3, name: &str) -> io::Result<nfs_fh3> {
         self.run([Call::new(3, &LOOKUP3args { what: entry(directory, name) })], 1)?;
         self.handle_at(HEAD)
+    }
+
+    /// Lists all of a directory, one call after the other, and checks that it has so many entries, each with its attributes and
+    /// its handle.
+    pub(crate) fn list(&mut self, directory: &nfs_fh3, entries: usize) -> io::Result<()> {
+        let (mut cookie, mut verifier, mut found, mut is_end) = (0, [0; 8], 0, false);
+        while !is_end {
+            self.run([Call::list(directory, cookie, verifier)], 1)?;
+            let mut reply = Words(self.buffer.get(HEAD..self.filled).unwrap_or_default());
+            reply.skip_if_there(ATTRIBUTES)?;
+            verifier = *reply.take(8)?.first_chunk().ok_or(ErrorKind::InvalidData)?;
+            let before = found;
+            while reply.word()? == 1 {
+                reply.take(8)?;
+                let name = reply.counted()?;
+                let is_dot = matches!(name, b"." | b"..");
+                cookie = u64::from(reply.word()?) << 32 | u64::from(reply.word()?);
+                let has_attributes = reply.skip_if_there(ATTRIBUTES)?;
+                let has_handle = reply.word()? == 1;
+                if has_handle {
+                    reply.counted()?;
+                }
+                if !(is_dot || has_attributes && has_handle) {
+                    return Err(io::Error::new(ErrorKind::InvalidData, "an entry without attributes or handle"));
+                }
+                found += usize::from(!is_dot);
+            }
+            is_end = reply.word()? == 1;
+            if !is_end && found == before {
+                return Err(io::Error::new(ErrorKind::InvalidData, "a listing that does not go on"));
+            }
+        }
+        if found == entries {
+            return Ok(());
+        }
+        Err(io::Error::new(ErrorKind::InvalidData, format!("{found} entries of {entries}")))
     }
 
     fn handle_at(&self, at: usize) -> io::Result<nfs_fh3> {

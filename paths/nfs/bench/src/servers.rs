@@ -80,11 +80,11 @@ pub(crate) fn enter() -> Result<(), String> {
     if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).trim().to_owned()) }
 }
 
-/// `pagemill nfs serve`.
-pub(crate) fn pagemill(program: &Path, tree: &Path, folder: &Path) -> Result<Server, String> {
+/// `pagemill nfs serve`, with more arguments.
+pub(crate) fn pagemill(program: &Path, tree: &Path, folder: &Path, more: &[&str]) -> Result<Server, String> {
     let mut command = Command::new(program);
     command.args(["nfs", "serve", "--port", "0", "--no-root-squash", "--cache", "1G", "--state"]);
-    command.arg(folder.join("key")).arg(tree).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.arg(folder.join("key")).arg(tree).args(more).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut process = Process::spawn(&mut command)?;
     let mut line = String::new();
     if let Some(said) = process.0.stderr.take() {
