@@ -62,7 +62,7 @@ Examples:
   pagemill copy --alloc single a b   the same with one page an allocation
   pagemill crypt format disk.img --size 1G
                                      make an encrypted volume
-  pagemill nfs serve /srv/data       serve a directory by NFSv3, as root
+  pagemill nfs serve /srv/data       serve a directory over NFSv3, as root
   pagemill nvme identify 01:00.0     what an NVMe drive says of itself
   pagemill read --stats disk.img >/dev/null
                                      stream a file through a page cache

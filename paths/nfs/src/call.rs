@@ -3,8 +3,8 @@ use std::net::SocketAddr;
 
 use pagemill::{Lent, Page};
 
-/// The bytes of a WRITE, on pages of the thread's array. Whoever takes a page leaves a hole, which the thread fills
-/// before its next request.
+/// The bytes of a WRITE, on pages that were taken from the thread's array. The procedure may take pages; the thread puts
+/// the rest back into its array.
 pub(crate) struct Payload<'a> {
     pub(crate) pages: &'a mut [Option<Page>],
     /// The first byte is at the beginning of the first page.

@@ -4,8 +4,8 @@
 //! with files (setfsuid(2)), and is the server again afterwards. The kernel takes the privileges over files away for that
 //! time, unless the caller is root and root is not squashed.
 //!
-//! - I1 A thread that cannot take on a caller does nothing for it.
-//! - I2 A thread that cannot become the server again ends the process: it would serve the next caller as this one.
+//! - C1 A thread that cannot take on a caller does nothing for it.
+//! - C2 A thread that cannot become the server again ends the process: it would serve the next caller as this one.
 use std::cell::Cell;
 use std::io;
 
@@ -13,8 +13,8 @@ use rustix::fs::Mode;
 use rustix::thread::UnshareFlags;
 
 use crate::call::{Caller, Credential};
-use crate::calls::{set_fs_group, set_fs_user, set_groups};
 use crate::error::Error;
+use crate::syscalls::{set_fs_group, set_fs_user, set_groups};
 
 /// Nobody.
 pub(crate) const ANONYMOUS: u32 = 65534;
@@ -63,7 +63,7 @@ pub(crate) fn expect_privileges() -> Result<(), Error> {
 /// Does something as the caller.
 ///
 /// # Errors
-/// The thread cannot act as this user (I1); and whatever `work` fails with.
+/// The thread cannot act as this user (C1); and whatever `work` fails with.
 pub(crate) fn act_as<T>(caller: &Caller, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     if !HAS_MASK.get() {
         // SAFETY: only the working folder and the mask stop being shared with other threads, on which nothing here relies.

@@ -20,8 +20,8 @@
 //!   change between two looks in which this server wrote the file back too, one within the same tick of the file system's
 //!   clock, or one that leaves the three as they were. Pages that are dirty win over what others write.
 //!
-//! The file's times can be set by its owner alone, and by a server that has CAP_FOWNER. So whoever acts as the caller opens
-//! files and calls this as the server. A server that may not set them shows the times of its write-back instead.
+//! Call this as the server, not as the caller: only the file's owner, or CAP_FOWNER, may set its times. A server that may not
+//! shows the times of its write-back instead.
 //!
 //! # Locks
 //! The table's lock is held for a look-up. No lock is held while a file is opened, read, written or closed, but the place of
@@ -337,7 +337,7 @@ impl Data {
         let file = File::from(descriptor);
         let there = file.metadata()?;
         if (there.dev(), there.ino()) != (key.device, key.inode) {
-            // Another file has taken the name since its key was looked up.
+            // A guard: `open` gave another file than the key names.
             return Err(rustix::io::Errno::STALE.into());
         }
         let disk = Arc::new(Disk::new((self.make)(&file)?, file, self.verifier.clone()));

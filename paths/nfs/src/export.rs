@@ -17,12 +17,12 @@ use rustix::fs::{Access, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open
 use rustix::io::Errno;
 
 use crate::call::{Caller, Credential};
-use crate::calls::{access, open_by_handle};
 use crate::credentials::{Squash, act_as};
 use crate::data::FileKey;
 use crate::error::Error;
 use crate::handles::{Handle, Handles, Key};
 use crate::status::{Failed, Outcome};
+use crate::syscalls::{access, open_by_handle};
 
 /// What an export is made of.
 #[derive(Clone, Debug)]
@@ -115,12 +115,24 @@ impl Name {
 }
 
 impl Export {
-    pub(crate) fn open(settings: &Settings, key: &Key) -> Result<Self, Error> {
-        let (directory, shown) = (&settings.directory, settings.directory.display());
-        let mount = File::open(directory).map_err(|error| Error::io(shown.to_string(), error))?;
+    /// Whether there is a directory to export.
+    pub(crate) fn check(settings: &Settings) -> Result<File, Error> {
+        let shown = settings.directory.display();
+        let mount = File::open(&settings.directory).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                Error::unavailable(format!("{shown} does not exist"), "give a directory that does")
+            }
+            _ => Error::io(shown.to_string(), error),
+        })?;
         if !mount.metadata().is_ok_and(|there| there.is_dir()) {
             return Err(Error::Request(format!("{shown} is no directory, and nothing else can be exported")));
         }
+        Ok(mount)
+    }
+
+    pub(crate) fn open(settings: &Settings, key: &Key) -> Result<Self, Error> {
+        let mount = Self::check(settings)?;
+        let (directory, shown) = (&settings.directory, settings.directory.display());
         let root = rustix::fs::openat(&mount, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|error| Error::io(shown.to_string(), error))?;
         let handles = Handles::new(key, root.as_fd()).map_err(|error| {

@@ -18,8 +18,8 @@ use std::path::Path;
 use nfs3_types::nfs3::NFS3_FHSIZE;
 use siphasher::sip::SipHasher24;
 
-use crate::calls::{KernelHandle, name_to_handle};
 use crate::error::Error;
+use crate::syscalls::{KernelHandle, name_to_handle};
 
 const VERSION: u8 = 1;
 const HEAD: usize = 5;

@@ -10,11 +10,11 @@
 //! 5. `data` keeps the contents of files in a `PageCache`. A WRITE's pages move into it, and a READ is answered with pages
 //!    that it lends. The server sends these without a copy of its own.
 //!
-//! What is promised stands where it is kept: D1 to D5 in `data`, E1 to E3 in `export`, I1 and I2 in `credentials`.
+//! Invariants stand where they are kept: S in `server`, W in its `crew`, R in its `room`, N in its `input`, A in `pages`, D in
+//! `data`, E in `export`, C in `credentials`.
 //!
 //! Not supported: locks (NLM), UDP, Kerberos, other file systems below the exported directory.
 mod call;
-mod calls;
 pub mod commands;
 mod credentials;
 mod data;
@@ -28,9 +28,11 @@ mod nfs;
 pub mod pages;
 mod portmap;
 mod record;
+mod reply_cache;
 mod server;
 mod service;
 mod status;
+mod syscalls;
 mod xdr;
 
 pub use error::Error;

@@ -22,18 +22,18 @@ use nfs3_types::xdr_codec::{Opaque, Pack, Void};
 use rustix::fs::{Access, FileType, fstatvfs};
 
 use crate::call::{Answer, Call, Caller};
-use crate::calls::access;
 use crate::credentials::act_as;
 use crate::data::{Data, FileKey, Opened};
 use crate::export::{Export, Object};
 use crate::status::{Failed, Outcome};
+use crate::syscalls::access;
 use crate::xdr::{Garbage, Reader, pack};
 
 /// The program's number.
 pub(crate) const PROGRAM: u32 = nfs3_types::nfs3::PROGRAM;
 
 /// The most that one READ or WRITE carries.
-pub(crate) const TRANSFER_MAX: u32 = 1 << 20;
+pub(crate) const TRANSFER_MAX: u32 = crate::record::DATA_MAX as u32;
 
 /// The most that one answer to READDIR or READDIRPLUS has.
 const LISTING_MAX: u32 = 64 << 10;

@@ -11,9 +11,9 @@
 //! stops. It holds the pages that it has while it sleeps, as a thread of Linux's RPC server does.
 //!
 //! # What is promised
-//! - I1 Slots outside of the slice that is `consumed` are full, unless a refill was stopped before they ever were.
-//! - I2 After a refill that was not stopped, all slots are full and nothing is consumed.
-//! - I3 Every hole is found once for each refill that began with it, and filled at most once: as many pages as holes are
+//! - A1 Slots outside of the slice that is `consumed` are full, unless a refill was stopped before they ever were.
+//! - A2 After a refill that was not stopped, all slots are full and nothing is consumed.
+//! - A3 Every hole is found once for each refill that began with it, and filled at most once: as many pages as holes are
 //!   counted, less the holes that stopped refills left.
 //!
 //! An array belongs to one thread, which takes no lock to refill it. What it counts is added up by [`PageCounters`].
@@ -58,6 +58,8 @@ pub struct PageArray {
     slots: Box<[Option<Page>; SLOTS]>,
     /// The slots that were handed out since the last refill, and those between them.
     consumed: Range<usize>,
+    /// Whether a refill has a call for each hole.
+    is_one_by_one: bool,
     allocator: Allocator,
     counts: Arc<Counts>,
 }
@@ -66,7 +68,14 @@ impl PageArray {
     /// An empty array. All of it counts as consumed, so that the first refill fills it.
     pub fn new(allocator: &Allocator, counters: Arc<PageCounters>) -> Self {
         let (slots, counts) = (Box::new([const { None }; SLOTS]), counters.another());
-        Self { slots, consumed: 0..SLOTS, allocator: allocator.clone(), counts }
+        Self { slots, consumed: 0..SLOTS, is_one_by_one: false, allocator: allocator.clone(), counts }
+    }
+
+    /// Refills by a call for each hole from now on, which is for comparison only. It is a bulk request again where memory is
+    /// short.
+    #[must_use]
+    pub fn one_by_one(self) -> Self {
+        Self { is_one_by_one: true, ..self }
     }
 
     /// Fills the holes of the slice that was consumed. If nothing was, it does nothing, and counts nothing.
@@ -86,6 +95,11 @@ impl PageArray {
         }
         if stop.is_cancelled() {
             return Err(Stopped);
+        }
+        if self.is_one_by_one && self.fill_one_by_one() {
+            add(&self.counts.refills, 1);
+            self.consumed = 0..0;
+            return Ok(());
         }
         // What is free, and no more: the allocator's shortest path.
         let n = consumed.len();
@@ -123,6 +137,22 @@ impl PageArray {
         }
         self.consumed = 0..0;
         Ok(())
+    }
+
+    /// A call for each hole of the slice that was consumed. False: free pages ended before.
+    #[inline(never)]
+    fn fill_one_by_one(&mut self) -> bool {
+        let mut filled = 0;
+        for hole in self.slots[self.consumed.clone()].iter_mut().filter(|slot| slot.is_none()) {
+            *hole = self.allocator.alloc_page(Gfp::NOWAIT).ok();
+            if hole.is_none() {
+                break;
+            }
+            filled += 1;
+        }
+        add(&self.counts.pages, filled);
+        add(&self.counts.holes, filled);
+        self.slots[self.consumed.clone()].iter().all(Option::is_some)
     }
 
     /// One request for the holes of the slice that was consumed.
@@ -251,6 +281,38 @@ mod tests {
         let (mut array, counters) = array(allocator);
         array.refill(&Cancel::new()).unwrap();
         (array, counters)
+    }
+
+    #[test]
+    fn a_refill_one_by_one_fills_and_counts_what_one_call_does_and_waits_where_pages_end() {
+        let allocator = allocator(1024);
+        let counters = Arc::new(PageCounters::default());
+        let mut array = PageArray::new(&allocator, counters.clone()).one_by_one();
+        array.refill(&Cancel::new()).unwrap();
+        for at in [3, 9, 10] {
+            array.slots(0..20)[at] = None;
+        }
+        array.refill(&Cancel::new()).unwrap();
+        assert!(holes(&array).is_empty());
+        let counts = counters.snapshot();
+        assert_eq!((counts.refills, counts.pages, counts.holes), (2, SLOTS as u64 + 3, SLOTS as u64 + 3));
+        assert_eq!(allocator.stats().bulk_alloc.iter().sum::<u64>(), 0, "it makes no bulk call");
+        // Two holes and one free page: the page of the other hole comes later.
+        let all = take_all(&allocator);
+        let (a, b) = (array.slots(0..2)[0].take(), array.slots(0..2)[1].take());
+        drop(a);
+        let filled = thread::scope(|scope| {
+            let filled = scope.spawn(|| array.refill(&Cancel::new()));
+            while counters.snapshot().sleeps == 0 {
+                thread::yield_now();
+            }
+            drop(b);
+            filled.join().unwrap()
+        });
+        assert_eq!((filled, holes(&array).len()), (Ok(()), 0));
+        let counts = counters.snapshot();
+        assert_eq!((counts.pages, counts.holes), (SLOTS as u64 + 5, SLOTS as u64 + 5));
+        drop(all);
     }
 
     fn holes(array: &PageArray) -> Vec<usize> {

@@ -60,7 +60,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// So many threads wait for events at least, if there are as many: a request that is quick as a rule may wait once.
+/// At least this many threads wait for events: a quick request may still block.
 const ACTIVE_MIN: usize = 2;
 
 /// Answers requests.
@@ -78,11 +78,19 @@ pub(crate) struct Settings {
     pub(crate) stalled_after: Duration,
     /// Pages that unfinished WRITEs may keep. At least as many as the largest WRITE has.
     pub(crate) unfinished_pages: usize,
+    /// Arrays are refilled by a call for each page: for comparison only.
+    pub(crate) is_one_by_one: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { threads: 8, connections: 4096, stalled_after: Duration::from_secs(30), unfinished_pages: 16 << 10 }
+        Self {
+            threads: 8,
+            connections: 4096,
+            stalled_after: Duration::from_secs(30),
+            unfinished_pages: 16 << 10,
+            is_one_by_one: false,
+        }
     }
 }
 
@@ -121,6 +129,7 @@ impl Server {
         let server = Self { hub: hub.clone(), page_counters: Arc::default(), threads: Mutex::default() };
         for number in 0..settings.threads.max(1) {
             let array = PageArray::new(allocator, server.page_counters.clone());
+            let array = if settings.is_one_by_one { array.one_by_one() } else { array };
             let (hub, service) = (hub.clone(), service.clone() as Arc<dyn Service>);
             let run = move || Thread::new(hub, array, service).run();
             lock(&server.threads).push(Builder::new().name(format!("nfs-{number}")).spawn(run)?);

@@ -220,7 +220,7 @@ fn judge_report(text: &str) -> Result<String> {
     let line = text.lines().rfind(|line| line.starts_with('{'));
     let line = line.with_context(|| format!("the server printed no counters: {text:?}"))?;
     let report: Value = serde_json::from_str(line)?;
-    for counter in ["/arrays/short_refills", "/arrays/sleeps", "/panics", "/garbage", "/closed_malformed"] {
+    for counter in ["/arrays/short_refills", "/arrays/sleeps", "/panics", "/garbage", "/closed/malformed"] {
         let count = report.pointer(counter).and_then(Value::as_u64);
         let count = count.with_context(|| format!("the server has no counter {counter}: {line}"))?;
         ensure!(count == 0, "the server's counter {counter} is {count}: {line}");
@@ -250,7 +250,8 @@ mod tests {
     fn a_report_with_a_short_refill_a_sleep_or_a_panic_fails_and_so_does_one_without_them() {
         let report = |short: u64, sleeps: u64, panics: u64| {
             let arrays = format!("\"arrays\":{{\"short_refills\":{short},\"sleeps\":{sleeps}}}");
-            let text = format!("serving\n{{\"panics\":{panics},\"garbage\":0,\"closed_malformed\":0,{arrays}}}\n");
+            let text =
+                format!("serving\n{{\"panics\":{panics},\"garbage\":0,\"closed\":{{\"malformed\":0}},{arrays}}}\n");
             judge_report(&text).map_err(|error| error.to_string())
         };
         assert!(report(0, 0, 0).unwrap().starts_with('{'));

@@ -29,6 +29,7 @@ impl FromStr for Network {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
         let wrong = || format!("{text:?} is no address, as 10.0.0.7, and no network, as 10.0.0.0/24");
         let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
         let address: IpAddr = address.parse().map_err(|_| wrong())?;

@@ -7,10 +7,10 @@ use clap::{Args, Subcommand};
 
 use crate::Error;
 
-/// Serve a directory by NFSv3
+/// Serve a directory over NFSv3
 ///
 /// Clients mount it without a portmapper: MOUNT and NFS are on one port. The
-/// server acts as the user that a client names, so it takes root.
+/// server acts as the user that a client names, so it needs root.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment, after_help = AFTER_HELP)]
 pub struct NfsArgs {

@@ -13,18 +13,27 @@ pub(super) struct Report {
     requests: u64,
     received_bytes: u64,
     sent_bytes: u64,
-    /// Connections in all.
+    /// Connections in all: the sum of those that are closed, by the reason.
     connections: u64,
+    closed: Closed,
     refused_clients: u64,
     refused_connections: u64,
-    /// Connections closed because of what came, or because nothing came any more within a record.
-    closed_malformed: u64,
-    closed_stalled: u64,
+    accept_pauses: u64,
     garbage: u64,
     denied: u64,
     panics: u64,
     waits_for_room: u64,
     arrays: Arrays,
+}
+
+/// Why connections were closed.
+#[derive(Serialize)]
+struct Closed {
+    by_clients: u64,
+    broken: u64,
+    malformed: u64,
+    stalled: u64,
+    at_the_end: u64,
 }
 
 /// What the threads' page arrays had to be filled with.
@@ -47,10 +56,16 @@ impl Report {
             received_bytes: of(&server.received_bytes),
             sent_bytes: of(&server.sent_bytes),
             connections: of(&server.accepted),
+            closed: Closed {
+                by_clients: server.closed(Why::Ended),
+                broken: server.closed(Why::Broken),
+                malformed: server.closed(Why::Malformed) + server.closed(Why::TooLong),
+                stalled: server.closed(Why::Stalled),
+                at_the_end: server.closed(Why::Stopped),
+            },
             refused_clients: of(&server.refused_peers),
             refused_connections: of(&server.refused_full),
-            closed_malformed: server.closed(Why::Malformed) + server.closed(Why::TooLong),
-            closed_stalled: server.closed(Why::Stalled),
+            accept_pauses: of(&server.accept_pauses),
             garbage: of(&server.garbage),
             denied: of(&server.denied),
             panics: of(&server.panics),
@@ -68,20 +83,20 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let Self { requests, connections, arrays, .. } = self;
+        let Self { requests, connections, closed, arrays, .. } = self;
         writeln!(f, "requests     {requests} on {connections} connections")?;
         writeln!(f, "received     {:.1} MiB", mib(self.received_bytes))?;
         writeln!(f, "sent         {:.1} MiB", mib(self.sent_bytes))?;
-        let Self { refused_clients, refused_connections, garbage, denied, .. } = self;
+        writeln!(f, "refused      {} clients not in --allow", self.refused_clients)?;
+        writeln!(f, "             {} connections over --max-connections", self.refused_connections)?;
+        writeln!(f, "             {} requests: credential or port", self.denied)?;
+        writeln!(f, "             {} requests: malformed", self.garbage)?;
+        writeln!(f, "closed       {} for malformed records, {} stalled", closed.malformed, closed.stalled)?;
+        let Arrays { refills, holes, pages, short_refills, sleeps, slept_ns } = arrays;
         writeln!(
             f,
-            "refused      {refused_clients} clients not allowed, {refused_connections} connections too many, {denied} \
-             requests by their credentials, {garbage} malformed"
+            "page arrays  {refills} refills, {holes} holes, {pages} pages; {short_refills} requests came short"
         )?;
-        let Self { closed_malformed, closed_stalled, .. } = self;
-        writeln!(f, "closed       {closed_malformed} connections for what came, {closed_stalled} that stalled")?;
-        let Arrays { refills, holes, pages, short_refills, sleeps, slept_ns } = arrays;
-        writeln!(f, "page arrays  {refills} refills of {holes} holes by {pages} pages, {short_refills} of them short")?;
         writeln!(f, "no memory    {sleeps} sleeps, {:.1} ms in all", *slept_ns as f64 / 1e6)?;
         if self.panics > 0 {
             writeln!(f, "faults       {} requests ended in a panic of the server; please report it", self.panics)?;

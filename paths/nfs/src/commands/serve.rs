@@ -27,7 +27,7 @@ use crate::portmap::Registered;
 use crate::server::{self, Server};
 use crate::service::Programs;
 
-/// Serve a directory by NFSv3, until SIGTERM or SIGINT
+/// Serve a directory over NFSv3, until SIGTERM or SIGINT
 ///
 /// What it does not protect: NFSv3 has neither encryption nor passwords. A
 /// client's machine says which user a request comes from, and the server
@@ -93,6 +93,10 @@ pub(super) struct ServeArgs {
     /// Print the counters at the end as JSON
     #[arg(long)]
     json: bool,
+
+    // For `bench rpc` alone.
+    #[arg(long, hide = true)]
+    one_by_one: bool,
 }
 
 /// Files that nobody uses are closed after once to twice this time.
@@ -119,7 +123,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     if !args.address.is_loopback() && args.allow.is_empty() {
         let address = args.address;
         return Err(Error::Request(format!(
-            "{address} is reached by others: say which of them are served with --allow IP[/BITS],..., and read in --help \
+            "{address} can be reached by other machines: name the clients to serve with --allow IP[/BITS],...; --help says \
              what NFSv3 does not protect"
         )));
     }
@@ -130,8 +134,10 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         read_only: args.read_only,
         squash: Squash { root: !args.no_root_squash },
     };
+    // Before a key is made for nothing.
+    Export::check(&settings)?;
     let export = Export::open(&settings, &Key::from_file(&args.state)?)?;
-    // Before threads of this program are there to be asked for their signals.
+    // From here on SIGTERM and SIGINT write a byte here instead of ending the process.
     let mut stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
 
     raise_descriptor_limit();
@@ -165,8 +171,15 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let report = Report::of(server.counters(), server.page_counters());
     let written = programs.close();
     drop(stats);
-    written.map_err(|error| Error::io("writing back what clients wrote", error))?;
-    Ok(if args.json { report.json() } else { report.to_string() })
+    let text = if args.json { report.json() } else { report.to_string() };
+    match written {
+        Ok(()) => Ok(text),
+        Err(error) => {
+            // The figures matter most then.
+            text.lines().for_each(notice);
+            Err(Error::io("writing back what clients wrote", error))
+        }
+    }
 }
 
 fn signals() -> std::io::Result<UnixStream> {
@@ -219,7 +232,7 @@ impl Memory {
         let beside = usize::from(args.threads) * SLOTS + server::Settings::default().unfinished_pages;
         let builder = Allocator::builder();
         let builder = match args.cache {
-            // And some that the processors' lists have.
+            // 1/64 more, and 4096 pages, for the per-CPU lists.
             Some(cache) => builder.pages(cache.get() + beside + cache.get() / 64 + 4096),
             None => builder,
         };

@@ -15,7 +15,7 @@ use super::counters::Why;
 use super::hub::Hub;
 use super::poller::Event;
 
-/// Nobody accepts for so long after descriptors or memory lacked: the connection that waits would only fail again.
+/// How long accepting pauses when descriptors or memory run out: a retry at once would fail again.
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) type Allows = dyn Fn(IpAddr) -> bool + Send + Sync;
@@ -45,7 +45,7 @@ fn wait(listener: &TcpListener, hub: &Hub, time: Duration, accepts: bool) {
     let mut events = [PollFd::new(&stopping, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
     let watched = if accepts { 2 } else { 1 };
     let time = Timespec::try_from(time).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
-    // What it says is found out by those who look again.
+    // The result is not needed: the loop checks the clock, the end and the listener anyway.
     let _ = poll(&mut events[..watched], Some(&time));
 }
 

@@ -7,14 +7,15 @@
 //! their `xid`.
 //!
 //! Reading goes on only while fewer than [`REQUESTS_MAX`] requests are in progress and fewer than [`REPLIES_MAX`] bytes of
-//! replies are unsent. Whoever ends the last request too many, or sends the last byte too many, arms the socket again.
+//! replies are unsent. The thread that brings both below their limits arms the socket again.
 //!
 //! # Sending
 //! No thread waits for a peer that does not take its replies: they stay queued, and an event on a duplicate of the socket says
 //! when there is room.
 //!
 //! # Locks
-//! `input` before `output`; neither is held while a procedure runs, and `output` not while the kernel sends.
+//! `input` and `output` are never held together; neither is held while a procedure runs, and `output` not while the kernel
+//! sends. `granted` may be taken under `input`, also another connection's.
 use std::io::{self, ErrorKind};
 use std::mem;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -39,7 +40,7 @@ pub(super) const REQUESTS_MAX: usize = 64;
 pub(super) const REPLIES_MAX: usize = 4 << 20;
 /// A thread's buffer: many small requests, and little of a WRITE's data.
 pub(super) const BUFFER: usize = 1 << 10;
-/// Data that come in such pieces are received until they are complete; a thread leaves a slower peer for another one.
+/// A read that brings less than this ends the batch: the peer is slow, and the thread serves another connection.
 const PIECE: usize = 16 << 10;
 
 /// `stalls_at` of a connection that may be silent.
@@ -177,7 +178,7 @@ impl Connection {
             if let Err(why) = taken {
                 return Next::Ended(why);
             }
-            // After a WRITE that was received into pages, the next one is somebody else's.
+            // One WRITE a batch (S4): another thread may receive the next one.
             if direct > 0 && (came < PIECE || batch.requests.len() > requests) {
                 return Next::More;
             }

@@ -4,9 +4,9 @@
 //! records, are gathered in `head`. A WRITE's data go to pages, the first byte to the beginning of the first page.
 //!
 //! # Invariants
-//! - I1 `head` has at most [`SMALL_MAX`] bytes, and grows by bytes that came.
-//! - I2 Between two records, nothing is kept but the capacity of `head`.
-//! - I3 `data` has pages for the bytes that it got and no more, except while a thread receives.
+//! - N1 `head` has at most [`SMALL_MAX`] bytes, and grows by bytes that came.
+//! - N2 Between two records, nothing is kept but the capacity of `head`.
+//! - N3 `data` has pages for the bytes that it got and no more, except while a thread receives.
 use std::io::IoSliceMut;
 use std::mem;
 use std::ops::Range;
@@ -192,7 +192,7 @@ impl Input {
     }
 
     fn take_of_record(&mut self, bytes: &[u8], source: &mut Source<'_>) -> Result<(), Why> {
-        // No page: a thread receives no more at once than its array has pages for.
+        // Cannot happen: a batch brings no more data than the array has pages for.
         let no_page = Why::Broken;
         if let Some(data) = &mut self.data {
             let (now, rest) = bytes.split_at(bytes.len().min(data.len - data.got));
@@ -269,7 +269,7 @@ impl Input {
         }
         self.end_record(batch)
     }
-    /// Gives the pages back that no byte came to (I3).
+    /// Gives the pages back that no byte came to (N3).
     pub(super) fn trim(&mut self, source: &mut Source<'_>) {
         if let Some(data) = &mut self.data {
             data.remove_pages(source);

@@ -36,7 +36,7 @@ impl Chunk {
 #[derive(Default)]
 pub(super) struct Replies {
     pub(super) chunks: Vec<Chunk>,
-    /// So many requests they are the end of: those without an answer too.
+    /// How many requests these replies finish, including those that get no reply.
     pub(super) requests: usize,
     pub(super) bytes: usize,
 }
@@ -86,8 +86,8 @@ impl Replies {
     }
 }
 
-/// The replies of a connection that are not sent, and what its two sides may do. The token for reading (`is_input_idle`
-/// apart) is with the poller, with the thread that reads, or with [`Room`](super::room::Room).
+/// The replies of a connection that are not sent, and what its two sides may do. The right to read is in one place at a
+/// time: the armed poller, the reading thread, the queue of [`Room`](super::room::Room), or here (`is_input_idle`).
 #[derive(Default)]
 pub(super) struct Output {
     pub(super) queue: VecDeque<Chunk>,
