@@ -1,7 +1,10 @@
 //! A request, between the connection that received it and what answers it.
 use std::net::SocketAddr;
 
+use nfs3_types::rpc::auth_stat;
 use pagemill::{Lent, Page};
+
+use crate::xdr::Garbage;
 
 /// The bytes of a WRITE, on pages that were taken from the thread's array. The procedure may take pages; the thread puts
 /// the rest back into its array.
@@ -43,13 +46,35 @@ pub(crate) struct Call<'a> {
     pub(crate) payload: Payload<'a>,
 }
 
-/// What a request is answered with (RFC 5531, `accept_stat` and `reject_stat`).
+/// How long a request takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Pace {
+    /// It changes nothing, and what it asks for is in memory as a rule.
+    Quick,
+    /// What it reads may be on a disk.
+    MayWait,
+    /// It may wait until a disk has what it changes.
+    Slow,
+}
+
+/// What a request is answered with.
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// The results in XDR.
     Results(Vec<u8>),
     /// The results in XDR, up to the length of their data, and the data. What sends them pads them.
     Lent(Vec<u8>, Lent),
+    /// No results, for this reason.
+    Refused(Status),
+    /// No answer: the same request is being answered already.
+    Nothing,
+}
+
+/// What the header of a reply says (RFC 5531, `accept_stat` and `reject_stat`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Status {
+    /// Results follow.
+    Success,
     /// `PROG_UNAVAIL`
     NoProgram,
     /// `PROG_MISMATCH`, with the lowest and the highest version.
@@ -60,8 +85,14 @@ pub(crate) enum Answer {
     Garbage,
     /// `SYSTEM_ERR`
     SystemError,
-    /// `AUTH_ERROR` with `AUTH_TOOWEAK`
-    TooWeak,
-    /// No answer: the same request is being answered already.
-    Nothing,
+    /// Another version of RPC.
+    RpcMismatch,
+    /// `AUTH_ERROR`
+    Auth(auth_stat),
+}
+
+impl From<Garbage> for Status {
+    fn from(_: Garbage) -> Self {
+        Self::Garbage
+    }
 }

@@ -1,6 +1,8 @@
 //! What the fuzz target calls.
 use std::cell::RefCell;
 
+use nfs3_types::mount::{self, MOUNT_PROGRAM};
+use nfs3_types::nfs3;
 use pagemill::{Allocator, PageCache};
 
 use crate::call::{Answer, Call, Caller, Credential, Payload};
@@ -8,11 +10,11 @@ use crate::credentials::Squash;
 use crate::data::Data;
 use crate::export::{Export, Settings};
 use crate::handles::Key;
-use crate::nfs::{self, Nfs};
+use crate::nfs::Nfs;
 use crate::pages::PageArray;
 use crate::server::Service;
 use crate::service::Programs;
-use crate::{mount, record, server};
+use crate::{record, server};
 
 /// What the transport does with a peer's bytes, as one record and as a stream. It must not panic.
 pub fn check_bytes(bytes: &[u8]) {
@@ -43,7 +45,7 @@ impl Served {
         let data = Data::new(PageCache::builder(Allocator::global()).build());
         let programs = Programs::new(Nfs::new(export, data), false);
         let args = [&[0, 0, 0, 1][..], b"/\0\0\0"].concat();
-        let mounted = ask(&programs, mount::PROGRAM, 1, &args);
+        let mounted = ask(&programs, mount::PROGRAM, MOUNT_PROGRAM::MOUNTPROC3_MNT as u32, &args);
         let Answer::Results(mounted) = mounted else { panic!("{mounted:?}") };
         // After the status: the handle, with its length before it.
         let len = usize::from(mounted[7]).next_multiple_of(4);
@@ -56,7 +58,7 @@ fn ask(programs: &Programs, program: u32, procedure: u32, args: &[u8]) -> Answer
     programs.answer(&mut Call {
         xid: 1,
         program,
-        version: 3,
+        version: nfs3::VERSION,
         procedure,
         credential: Credential::Sys(Caller { uid: 0, gid: 0, groups: Vec::new() }),
         peer: ([127, 0, 0, 1], 700).into(),
@@ -73,7 +75,7 @@ pub fn check_procedure(bytes: &[u8]) {
     }
     let Some((&choice, args)) = bytes.split_first() else { return };
     SERVED.with(|served| {
-        let program = if choice & 0x80 == 0 { nfs::PROGRAM } else { mount::PROGRAM };
+        let program = if choice & 0x80 == 0 { nfs3::PROGRAM } else { mount::PROGRAM };
         let with_root = [&served.root, args].concat();
         let args = if choice & 0x40 == 0 { &with_root } else { args };
         ask(&served.programs, program, u32::from(choice & 0x1f), args);

@@ -7,19 +7,15 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use nfs3_types::mount::{
-    MNTPATHLEN, dirpath, export_node, fhandle3, mountbody, mountres3, mountres3_ok, mountstat3, name,
+    MNTPATHLEN, MOUNT_PROGRAM, dirpath, export_node, fhandle3, mountbody, mountres3, mountres3_ok, mountstat3, name,
 };
 use nfs3_types::xdr_codec::{List, Opaque};
 use rustix::io::Errno;
 
-use crate::call::{Answer, Call};
+use crate::call::{Answer, Call, Status};
 use crate::export::Export;
+use crate::record::AUTH_SYS;
 use crate::xdr::{Garbage, Reader, pack};
-
-/// The program's number.
-pub(crate) const PROGRAM: u32 = nfs3_types::mount::PROGRAM;
-
-const AUTH_SYS: u32 = 1;
 
 /// What DUMP lists at most. It is for people: clients come and go without a word.
 const MOUNTS_MAX: usize = 1024;
@@ -31,19 +27,21 @@ pub(crate) struct Mounts(Mutex<BTreeSet<(IpAddr, Vec<u8>)>>);
 impl Mounts {
     /// Answers a request of this program and version.
     pub(crate) fn answer(&self, export: &Export, call: &Call<'_>) -> Answer {
-        let packed = match call.procedure {
-            0 => Ok(Vec::new()),
-            1 => self.mount(export, call),
-            2 => Ok(self.dump()),
-            3 => self.unmount(call),
-            4 => {
+        let Ok(procedure) = MOUNT_PROGRAM::try_from(call.procedure) else {
+            return Answer::Refused(Status::NoProcedure);
+        };
+        let packed = match procedure {
+            MOUNT_PROGRAM::MOUNTPROC3_NULL => Ok(Vec::new()),
+            MOUNT_PROGRAM::MOUNTPROC3_MNT => self.mount(export, call),
+            MOUNT_PROGRAM::MOUNTPROC3_DUMP => Ok(self.dump()),
+            MOUNT_PROGRAM::MOUNTPROC3_UMNT => self.unmount(call),
+            MOUNT_PROGRAM::MOUNTPROC3_UMNTALL => {
                 self.lock().retain(|(peer, _)| *peer != call.peer.ip());
                 Ok(Vec::new())
             }
-            5 => Ok(exports(export)),
-            _ => return Answer::NoProcedure,
+            MOUNT_PROGRAM::MOUNTPROC3_EXPORT => Ok(exports(export)),
         };
-        packed.map_or(Answer::Garbage, Answer::Results)
+        packed.map_or_else(|garbage| Answer::Refused(garbage.into()), Answer::Results)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<(IpAddr, Vec<u8>)>> {

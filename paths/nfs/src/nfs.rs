@@ -15,22 +15,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nfs3_types::nfs3::{
     ACCESS3_DELETE, ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ, ACCESS3resfail,
     ACCESS3resok, FSF3_CANSETTIME, FSF3_HOMOGENEOUS, FSF3_LINK, FSF3_SYMLINK, FSINFO3resfail, FSINFO3resok,
-    FSSTAT3resfail, FSSTAT3resok, GETATTR3resok, NFS3_FHSIZE, Nfs3Result, PATHCONF3resfail, PATHCONF3resok,
-    READLINK3resfail, READLINK3resok, SETATTR3resfail, SETATTR3resok, nfspath3, nfsstat3, nfstime3, post_op_attr,
+    FSSTAT3resfail, FSSTAT3resok, GETATTR3resok, NFS_PROGRAM as Procedure, NFS3_FHSIZE, Nfs3Result, PATHCONF3resfail,
+    PATHCONF3resok, READLINK3resfail, READLINK3resok, SETATTR3resfail, SETATTR3resok, nfspath3, nfsstat3, nfstime3,
+    post_op_attr,
 };
 use nfs3_types::xdr_codec::{Opaque, Pack, Void};
 use rustix::fs::{Access, FileType, fstatvfs};
 
-use crate::call::{Answer, Call, Caller};
+use crate::call::{Answer, Call, Caller, Pace, Status};
 use crate::credentials::act_as;
 use crate::data::{Data, FileKey, Opened};
 use crate::export::{Export, Object};
 use crate::status::{Failed, Outcome};
 use crate::syscalls::access;
 use crate::xdr::{Garbage, Reader, pack};
-
-/// The program's number.
-pub(crate) const PROGRAM: u32 = nfs3_types::nfs3::PROGRAM;
 
 /// The most that one READ or WRITE carries.
 pub(crate) const TRANSFER_MAX: u32 = crate::record::DATA_MAX as u32;
@@ -50,6 +48,34 @@ pub(crate) struct Nfs {
 }
 
 const LOCKS: usize = 64;
+
+/// How long a procedure takes as a rule.
+pub(crate) fn pace(procedure: u32) -> Pace {
+    match Procedure::try_from(procedure) {
+        Ok(Procedure::NFSPROC3_READ) => Pace::MayWait,
+        Ok(Procedure::NFSPROC3_COMMIT) => Pace::Slow,
+        _ if is_idempotent(procedure) => Pace::Quick,
+        _ => Pace::Slow,
+    }
+}
+
+/// Whether a procedure may be carried out twice: not SETATTR, not WRITE (the second one could undo another that came between),
+/// and none of those that make, remove, rename and link.
+pub(crate) fn is_idempotent(procedure: u32) -> bool {
+    !matches!(
+        Procedure::try_from(procedure),
+        Ok(Procedure::NFSPROC3_SETATTR
+            | Procedure::NFSPROC3_WRITE
+            | Procedure::NFSPROC3_CREATE
+            | Procedure::NFSPROC3_MKDIR
+            | Procedure::NFSPROC3_SYMLINK
+            | Procedure::NFSPROC3_MKNOD
+            | Procedure::NFSPROC3_REMOVE
+            | Procedure::NFSPROC3_RMDIR
+            | Procedure::NFSPROC3_RENAME
+            | Procedure::NFSPROC3_LINK)
+    )
+}
 
 /// What a procedure has: who asks, and what.
 struct Request<'a> {
@@ -76,32 +102,33 @@ impl Nfs {
     pub(crate) fn answer(&self, call: &mut Call<'_>) -> Answer {
         let caller = self.export.caller(&call.credential);
         let request = Request { caller: &caller, args: Reader::new(call.args) };
-        let packed = match call.procedure {
-            0 => Ok(Vec::new()),
-            1 => self.getattr(request),
-            2 => self.setattr(request),
-            3 => self.lookup(request),
-            4 => self.access(request),
-            5 => self.readlink(request),
-            6 => return self.read(request).unwrap_or(Answer::Garbage),
-            7 => self.write(request, &mut call.payload),
-            8 => self.create(request),
-            9 => self.mkdir(request),
-            10 => self.symlink(request),
-            11 => self.mknod(request),
-            12 => self.remove(request),
-            13 => self.rmdir(request),
-            14 => self.rename(request),
-            15 => self.link(request),
-            16 => self.readdir(request),
-            17 => self.readdirplus(request),
-            18 => self.fsstat(request),
-            19 => self.fsinfo(request),
-            20 => self.pathconf(request),
-            21 => self.commit(request),
-            _ => return Answer::NoProcedure,
+        let Ok(procedure) = Procedure::try_from(call.procedure) else { return Answer::Refused(Status::NoProcedure) };
+        let garbage = |garbage: Garbage| Answer::Refused(garbage.into());
+        let packed = match procedure {
+            Procedure::NFSPROC3_NULL => Ok(Vec::new()),
+            Procedure::NFSPROC3_GETATTR => self.getattr(request),
+            Procedure::NFSPROC3_SETATTR => self.setattr(request),
+            Procedure::NFSPROC3_LOOKUP => self.lookup(request),
+            Procedure::NFSPROC3_ACCESS => self.access(request),
+            Procedure::NFSPROC3_READLINK => self.readlink(request),
+            Procedure::NFSPROC3_READ => return self.read(request).unwrap_or_else(garbage),
+            Procedure::NFSPROC3_WRITE => self.write(request, &mut call.payload),
+            Procedure::NFSPROC3_CREATE => self.create(request),
+            Procedure::NFSPROC3_MKDIR => self.mkdir(request),
+            Procedure::NFSPROC3_SYMLINK => self.symlink(request),
+            Procedure::NFSPROC3_MKNOD => self.mknod(request),
+            Procedure::NFSPROC3_REMOVE => self.remove(request),
+            Procedure::NFSPROC3_RMDIR => self.rmdir(request),
+            Procedure::NFSPROC3_RENAME => self.rename(request),
+            Procedure::NFSPROC3_LINK => self.link(request),
+            Procedure::NFSPROC3_READDIR => self.readdir(request),
+            Procedure::NFSPROC3_READDIRPLUS => self.readdirplus(request),
+            Procedure::NFSPROC3_FSSTAT => self.fsstat(request),
+            Procedure::NFSPROC3_FSINFO => self.fsinfo(request),
+            Procedure::NFSPROC3_PATHCONF => self.pathconf(request),
+            Procedure::NFSPROC3_COMMIT => self.commit(request),
         };
-        packed.map_or(Answer::Garbage, Answer::Results)
+        packed.map_or_else(garbage, Answer::Results)
     }
 
     /// The file of a handle, and its key.

@@ -3,17 +3,17 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use nfs3_types::portmap::{IPPROTO_TCP, PMAP_PORT, PROGRAM, VERSION, mapping};
+use nfs3_types::portmap::{IPPROTO_TCP, PMAP_PORT, PMAP_PROG, PROGRAM, VERSION, mapping};
+use nfs3_types::{mount, nfs3};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 
 use crate::error::Error;
 use crate::xdr::pack;
-use crate::{mount, nfs};
 
 /// Where a portmapper listens.
 const PORTMAPPER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PMAP_PORT);
-const SET: u32 = 1;
-const UNSET: u32 = 2;
+const SET: u32 = PMAP_PROG::PMAPPROC_SET as u32;
+const UNSET: u32 = PMAP_PROG::PMAPPROC_UNSET as u32;
 /// How long a portmapper may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -33,7 +33,7 @@ impl Registered {
 
     fn at(portmapper: SocketAddr, port: u16) -> Result<Self, Error> {
         let mut this = Self { portmapper, programs: Vec::new() };
-        for program in [nfs::PROGRAM, mount::PROGRAM] {
+        for program in [nfs3::PROGRAM, mount::PROGRAM] {
             // Dropped here, it takes back what it did.
             let is_set = ask(portmapper, SET, program, port).map_err(|error| {
                 Error::unavailable(

@@ -2,7 +2,11 @@
 //!
 //! Everything here works on bytes that a peer sent, which may lie. So no length is believed before it is held against what
 //! there is, nothing is allocated by a length, and no input panics.
-use crate::call::{Caller, Credential};
+use nfs3_types::nfs3::{self, NFS3_FHSIZE};
+use nfs3_types::rpc::{RPC_VERSION_2 as RPC_VERSION, auth_flavor, auth_stat, msg_type};
+
+use crate::call::{Caller, Credential, Status};
+use crate::xdr::{Garbage, Reader};
 
 /// The bytes of a record's mark (section 11).
 pub(crate) const MARK: usize = 4;
@@ -13,28 +17,22 @@ pub(crate) const DATA_MAX: usize = 1 << 20;
 /// The longest record.
 pub(crate) const RECORD_MAX: usize = SMALL_MAX + DATA_MAX;
 /// The most bytes of a WRITE before its data: six words, two authenticators, the handle, offset, count, stability, length.
-pub(crate) const WRITE_HEAD_MAX: usize = 24 + 2 * (8 + AUTH_MAX) + (4 + HANDLE_MAX) + 20;
+pub(crate) const WRITE_HEAD_MAX: usize = 24 + 2 * (8 + AUTH_MAX) + (4 + NFS3_FHSIZE) + 20;
 
 /// RFC 5531, `opaque_auth`
 const AUTH_MAX: usize = 400;
 /// RFC 5531, appendix A
 const MACHINE_MAX: usize = 255;
 const GROUPS_MAX: u32 = 16;
-/// RFC 1813, `NFS3_FHSIZE`
-const HANDLE_MAX: usize = 64;
 
-const RPC_VERSION: u32 = 2;
-const CALL: u32 = 0;
-const REPLY: u32 = 1;
-const AUTH_NONE: u32 = 0;
-const AUTH_SYS: u32 = 1;
+const CALL: u32 = msg_type::CALL as u32;
+const REPLY: u32 = msg_type::REPLY as u32;
+const AUTH_NONE: u32 = auth_flavor::AUTH_NULL as u32;
+pub(crate) const AUTH_SYS: u32 = auth_flavor::AUTH_UNIX as u32;
 const LAST: u32 = 1 << 31;
 
-const NFS: (u32, u32) = (100_003, 3);
-const WRITE: u32 = 7;
-const READ: u32 = 6;
-/// NULL, GETATTR, LOOKUP, ACCESS, READLINK, READDIR, READDIRPLUS, FSSTAT, FSINFO, PATHCONF
-const QUICK: [u32; 10] = [0, 1, 3, 4, 5, 16, 17, 18, 19, 20];
+/// Program, version and procedure whose data go to pages.
+const WRITE: [u32; 3] = [nfs3::PROGRAM, nfs3::VERSION, nfs3::NFS_PROGRAM::NFSPROC3_WRITE as u32];
 
 /// The mark of a fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,35 +54,6 @@ pub(crate) const fn padding(len: usize) -> usize {
     len.wrapping_neg() & 3
 }
 
-/// Reads what a peer sent; `None` is the end of the bytes.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
-        let (bytes, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-    fn word(&mut self) -> Option<u32> {
-        let (word, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u32::from_be_bytes(*word))
-    }
-    /// Bytes with their length in front, padded. The inner error: it says more than `max`.
-    fn opaque(&mut self, max: usize) -> Option<Result<&'a [u8], TooLong>> {
-        let len = self.word()? as usize;
-        if len > max {
-            return Some(Err(TooLong));
-        }
-        let bytes = self.bytes(len)?;
-        self.bytes(padding(len))?;
-        Some(Ok(bytes))
-    }
-}
-
-#[derive(Debug)]
-struct TooLong;
-
 /// What a record is, as far as its first bytes say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
@@ -99,11 +68,11 @@ pub(crate) enum Kind {
 /// What a record is that begins with `head`. `record_len` is its length, if that is known: a record of several fragments does
 /// not say it before the last.
 pub(crate) fn kind(head: &[u8], record_len: Option<usize>) -> Kind {
-    let mut reader = Reader(head);
+    let mut reader = Reader::new(head);
     match write_data(&mut reader) {
-        None if head.len() < WRITE_HEAD_MAX => Kind::Undecided,
-        Some(Some(len)) if len <= DATA_MAX => {
-            let at = head.len() - reader.0.len();
+        Err(Garbage::Cut) if head.len() < WRITE_HEAD_MAX => Kind::Undecided,
+        Ok(len) if len <= DATA_MAX => {
+            let at = head.len() - reader.left();
             let is_lie = record_len.is_some_and(|record_len| record_len != at + len + padding(len));
             if is_lie { Kind::Small } else { Kind::Write { at, len } }
         }
@@ -111,36 +80,24 @@ pub(crate) fn kind(head: &[u8], record_len: Option<usize>) -> Kind {
     }
 }
 
-/// The length of a WRITE's data. The inner `None`: it is no WRITE. The outer: there are too few bytes to say.
-fn write_data(reader: &mut Reader<'_>) -> Option<Option<usize>> {
-    reader.word()?; // xid
-    for word in [CALL, RPC_VERSION, NFS.0, NFS.1, WRITE] {
-        if reader.word()? != word {
-            return Some(None);
+/// The length of a WRITE's data, which begin behind what is read.
+///
+/// # Errors
+/// `Cut`: there are too few bytes to say. `Wrong`: it is no WRITE.
+fn write_data(reader: &mut Reader<'_>) -> Result<usize, Garbage> {
+    reader.u32()?; // xid
+    for word in [CALL, RPC_VERSION].into_iter().chain(WRITE) {
+        if reader.u32()? != word {
+            return Err(Garbage::Wrong);
         }
     }
     for _ in ["credential", "verifier"] {
-        reader.word()?;
-        if reader.opaque(AUTH_MAX)?.is_err() {
-            return Some(None);
-        }
+        reader.u32()?;
+        reader.opaque(AUTH_MAX)?;
     }
-    if reader.opaque(HANDLE_MAX)?.is_err() {
-        return Some(None);
-    }
-    reader.bytes(16)?; // offset, count, stable
-    Some(Some(reader.word()? as usize))
-}
-
-/// How long a call takes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Pace {
-    /// It changes nothing, and what it asks for is in memory as a rule.
-    Quick,
-    /// What it reads may be on a disk.
-    MayWait,
-    /// It may wait until a disk has what it changes.
-    Slow,
+    reader.opaque(NFS3_FHSIZE)?;
+    reader.array::<16>()?; // offset, count, stable
+    Ok(reader.u32()? as usize)
 }
 
 /// A call as its header says.
@@ -156,14 +113,7 @@ pub(crate) struct Header<'a> {
 
 impl Header<'_> {
     pub(crate) fn is_write(&self) -> bool {
-        (self.program, self.version) == NFS && self.procedure == WRITE
-    }
-    pub(crate) fn pace(&self) -> Pace {
-        match self.procedure {
-            procedure if (self.program, self.version) == NFS && QUICK.contains(&procedure) => Pace::Quick,
-            READ => Pace::MayWait,
-            _ => Pace::Slow,
-        }
+        [self.program, self.version, self.procedure] == WRITE
     }
 }
 
@@ -176,31 +126,6 @@ pub(crate) enum Refusal {
     Answered { xid: u32, status: Status },
 }
 
-/// What the header of a reply says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Status {
-    Success,
-    NoProgram,
-    /// With the lowest and the highest version.
-    NoVersion(u32, u32),
-    NoProcedure,
-    Garbage,
-    SystemError,
-    /// Another version of RPC.
-    RpcMismatch,
-    Auth(AuthStatus),
-}
-
-/// RFC 5531, `auth_stat`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum AuthStatus {
-    BadCredential = 1,
-    /// Flavors that this server does not know; the client of `AUTH_SHORT` falls back to `AUTH_SYS` by this.
-    RejectedCredential = 2,
-    BadVerifier = 3,
-    TooWeak = 5,
-}
-
 /// Whether a record is a call. There is nothing to answer in another one, and what follows it would make no more sense.
 pub(crate) fn is_call(record: &[u8]) -> bool {
     !matches!(header(record.get(..8).unwrap_or_default()), Err(Refusal::NoCall))
@@ -208,45 +133,48 @@ pub(crate) fn is_call(record: &[u8]) -> bool {
 
 /// The header of the call in a whole record.
 pub(crate) fn header(record: &[u8]) -> Result<Header<'_>, Refusal> {
-    let mut reader = Reader(record);
-    let (Some(xid), Some(CALL)) = (reader.word(), reader.word()) else { return Err(Refusal::NoCall) };
-    let refuse = |status| Refusal::Answered { xid, status };
-    rest_of_header(xid, &mut reader).unwrap_or(Err(Status::Garbage)).map_err(refuse)
+    let mut reader = Reader::new(record);
+    let (Ok(xid), Ok(CALL)) = (reader.u32(), reader.u32()) else { return Err(Refusal::NoCall) };
+    rest_of_header(xid, reader).map_err(|status| Refusal::Answered { xid, status })
 }
 
-fn rest_of_header<'a>(xid: u32, reader: &mut Reader<'a>) -> Option<Result<Header<'a>, Status>> {
-    if reader.word()? != RPC_VERSION {
-        return Some(Err(Status::RpcMismatch));
+fn rest_of_header(xid: u32, mut reader: Reader<'_>) -> Result<Header<'_>, Status> {
+    if reader.u32()? != RPC_VERSION {
+        return Err(Status::RpcMismatch);
     }
-    let (program, version, procedure) = (reader.word()?, reader.word()?, reader.word()?);
-    let flavor = reader.word()?;
-    let Ok(body) = reader.opaque(AUTH_MAX)? else { return Some(Err(Status::Auth(AuthStatus::BadCredential))) };
-    reader.word()?;
-    if reader.opaque(AUTH_MAX)?.is_err() {
-        return Some(Err(Status::Auth(AuthStatus::BadVerifier)));
-    }
+    let (program, version, procedure) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    let (flavor, body) = authenticator(&mut reader, auth_stat::AUTH_BADCRED)?;
+    authenticator(&mut reader, auth_stat::AUTH_BADVERF)?;
     let credential = match flavor {
         AUTH_NONE => Credential::None,
-        AUTH_SYS => match caller(body) {
-            Some(caller) => Credential::Sys(caller),
-            None => return Some(Err(Status::Auth(AuthStatus::BadCredential))),
-        },
-        _ => return Some(Err(Status::Auth(AuthStatus::RejectedCredential))),
+        AUTH_SYS => Credential::Sys(caller(body).map_err(|_| Status::Auth(auth_stat::AUTH_BADCRED))?),
+        // The client of `AUTH_SHORT` falls back to `AUTH_SYS` by this.
+        _ => return Err(Status::Auth(auth_stat::AUTH_REJECTEDCRED)),
     };
-    Some(Ok(Header { xid, program, version, procedure, credential, args: reader.0 }))
+    Ok(Header { xid, program, version, procedure, credential, args: reader.rest() })
+}
+
+/// Flavor and body of a credential or a verifier.
+fn authenticator<'a>(reader: &mut Reader<'a>, too_long: auth_stat) -> Result<(u32, &'a [u8]), Status> {
+    let flavor = reader.u32()?;
+    match reader.opaque(AUTH_MAX) {
+        Err(Garbage::Wrong) => Err(Status::Auth(too_long)),
+        body => Ok((flavor, body?)),
+    }
 }
 
 /// The body of an `AUTH_SYS` credential.
-fn caller(body: &[u8]) -> Option<Caller> {
-    let mut reader = Reader(body);
-    reader.word()?; // stamp
-    reader.opaque(MACHINE_MAX)?.ok()?;
-    let (uid, gid, count) = (reader.word()?, reader.word()?, reader.word()?);
-    if count > GROUPS_MAX || reader.0.len() != 4 * count as usize {
-        return None;
+fn caller(body: &[u8]) -> Result<Caller, Garbage> {
+    let mut reader = Reader::new(body);
+    reader.u32()?; // stamp
+    reader.opaque(MACHINE_MAX)?;
+    let (uid, gid, count) = (reader.u32()?, reader.u32()?, reader.u32()?);
+    if count > GROUPS_MAX {
+        return Err(Garbage::Wrong);
     }
-    let groups = std::iter::from_fn(|| reader.word()).collect();
-    Some(Caller { uid, gid, groups })
+    let groups = (0..count).map(|_| reader.u32()).collect::<Result<_, _>>()?;
+    reader.end()?;
+    Ok(Caller { uid, gid, groups })
 }
 
 /// Appends mark and header of a reply. `following` is the number of bytes that the record has after them.
@@ -316,7 +244,7 @@ pub(crate) mod tests {
         [words(&[7]), opaque(name), words(&[1000, 100, groups.len() as u32]), words(groups)].concat()
     }
     fn call_with(credential: &[u8], verifier: &[u8], procedure: u32, args: &[u8]) -> Vec<u8> {
-        let head = words(&[99, CALL, RPC_VERSION, NFS.0, NFS.1, procedure]);
+        let head = words(&[99, CALL, RPC_VERSION, WRITE[0], WRITE[1], procedure]);
         [&head, credential, verifier, args].concat()
     }
     /// A record that calls a procedure of NFS.
@@ -354,7 +282,7 @@ pub(crate) mod tests {
             Err(Refusal::Answered { xid: 99, status }) => status,
             Err(other) => panic!("{other:?}"),
         };
-        let bad = Status::Auth(AuthStatus::BadCredential);
+        let bad = Status::Auth(auth_stat::AUTH_BADCRED);
         assert_eq!(status(&none, &none), Status::Success);
         assert_eq!(status(&[words(&[0]), opaque(&[1; 400])].concat(), &none), Status::Success);
         assert_eq!(status(&[words(&[0]), opaque(&[1; 401])].concat(), &none), bad);
@@ -370,10 +298,10 @@ pub(crate) mod tests {
         assert_eq!(status(&[words(&[1]), opaque(&words(&[0, 200, 0]))].concat(), &none), bad);
         assert_eq!(status(&[words(&[1]), opaque(&[])].concat(), &none), bad);
         for flavor in [2, 3, 6, u32::MAX] {
-            let rejected = Status::Auth(AuthStatus::RejectedCredential);
+            let rejected = Status::Auth(auth_stat::AUTH_REJECTEDCRED);
             assert_eq!(status(&[words(&[flavor]), opaque(b"body")].concat(), &none), rejected);
         }
-        assert_eq!(status(&none, &[words(&[0]), opaque(&[0; 401])].concat()), Status::Auth(AuthStatus::BadVerifier));
+        assert_eq!(status(&none, &[words(&[0]), opaque(&[0; 401])].concat()), Status::Auth(auth_stat::AUTH_BADVERF));
         assert_eq!(status(&none, &[words(&[0]), opaque(&[0; 399])].concat()), Status::Success);
     }
 
@@ -410,13 +338,13 @@ pub(crate) mod tests {
         assert_eq!(bytes(Status::NoProcedure, 0), words(&[LAST | 24, 7, 1, 0, 0, 0, 3]));
         assert_eq!(bytes(Status::Garbage, 0), words(&[LAST | 24, 7, 1, 0, 0, 0, 4]));
         assert_eq!(bytes(Status::SystemError, 0), words(&[LAST | 24, 7, 1, 0, 0, 0, 5]));
-        assert_eq!(bytes(Status::Auth(AuthStatus::TooWeak), 0), words(&[LAST | 20, 7, 1, 1, 1, 5]));
+        assert_eq!(bytes(Status::Auth(auth_stat::AUTH_TOOWEAK), 0), words(&[LAST | 20, 7, 1, 1, 1, 5]));
     }
 
     #[test]
     fn write_is_known_as_its_data_begin() {
         let data = [3; 77];
-        let record = call(1, WRITE, &write_args(&data));
+        let record = call(1, WRITE[2], &write_args(&data));
         let at = record.len() - 80;
         for len in 0..=record.len() {
             let expected = if len < at { Kind::Undecided } else { Kind::Write { at, len: 77 } };
@@ -430,14 +358,14 @@ pub(crate) mod tests {
     fn longest_head_of_a_write_fits() {
         let auth = [words(&[0]), opaque(&[0; 400])].concat();
         let args = [opaque(&[1; 64]), words(&[0, 0, 4, 0]), opaque(b"data")].concat();
-        let record = call_with(&auth, &auth, WRITE, &args);
+        let record = call_with(&auth, &auth, WRITE[2], &args);
         assert_eq!(kind(&record, Some(record.len())), Kind::Write { at: WRITE_HEAD_MAX, len: 4 });
         check_record(&record);
     }
 
     #[test]
     fn write_that_lies_is_no_write() {
-        let record = call(1, WRITE, &write_args(&[3; 8]));
+        let record = call(1, WRITE[2], &write_args(&[3; 8]));
         let len_at = record.len() - 12;
         for lie in [0, 4, 9, 12, 1 << 20, (1 << 20) + 1, u32::MAX] {
             let mut record = record.clone();
@@ -463,7 +391,7 @@ pub(crate) mod tests {
             (rng >> 33) as usize % n
         };
         let good =
-            [call(1, WRITE, &write_args(&[1; 40])), call(2, 1, b"args"), call_with(&[0; 8], &[0; 8], WRITE, &[])];
+            [call(1, WRITE[2], &write_args(&[1; 40])), call(2, 1, b"args"), call_with(&[0; 8], &[0; 8], WRITE[2], &[])];
         for round in 0..100_000 {
             let mut record = good[round % good.len()].clone();
             for _ in 0..random(4) {

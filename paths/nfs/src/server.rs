@@ -40,16 +40,16 @@ use std::time::Duration;
 
 use pagemill::{Allocator, Cancel};
 
-use crate::call::{Answer, Call, Payload};
+use crate::call::{Answer, Call, Pace, Payload, Status};
 use crate::pages::{PageArray, PageCounters};
-use crate::record::{self, Pace, Refusal, Status};
+use crate::record::{self, Header, Refusal};
 use connection::Connection;
 pub(crate) use counters::{Counters, Why};
 use crew::{Crew, Place};
 use hub::Hub;
 #[cfg(fuzzing)]
 pub(crate) use input::check_stream;
-use input::{Batch, Received, Source};
+use input::{Batch, Data, Received, Source};
 use output::Replies;
 use poller::{Event, Poller};
 use room::Room;
@@ -65,6 +65,9 @@ const ACTIVE_MIN: usize = 2;
 
 /// Answers requests.
 pub(crate) trait Service: Send + Sync + 'static {
+    /// How long a request takes as a rule.
+    fn pace(&self, call: &Call<'_>) -> Pace;
+
     /// Called by several threads at a time, also for requests of one connection.
     fn answer(&self, call: &mut Call<'_>) -> Answer;
 }
@@ -240,30 +243,26 @@ impl Thread {
     }
 
     fn answer(&mut self, connection: &Arc<Connection>, bytes: &[u8], request: Received) {
-        let hub = self.hub.clone();
-        let counters = &hub.counters;
-        let header = match record::header(&bytes[request.record]) {
-            Ok(header) if header.is_write() == request.data.is_some() && !request.is_cut => header,
+        let (xid, answer) = match record::header(&bytes[request.record]) {
+            Ok(header) if header.is_write() == request.data.is_some() && !request.is_cut => {
+                (header.xid, self.call(connection, header, request.data))
+            }
             // A WRITE that lies about the length of its data.
-            Ok(header) => {
-                counters.garbage.fetch_add(1, Relaxed);
-                return self.replies.status(header.xid, Status::Garbage);
-            }
-            Err(Refusal::Answered { xid, status }) => {
-                let counter = if status == Status::Garbage { &counters.garbage } else { &counters.denied };
-                counter.fetch_add(1, Relaxed);
-                return self.replies.status(xid, status);
-            }
+            Ok(header) => (header.xid, Answer::Refused(Status::Garbage)),
+            Err(Refusal::Answered { xid, status }) => (xid, Answer::Refused(status)),
             Err(Refusal::NoCall) => return, // The input has refused it.
         };
-        let pace = header.pace();
-        if pace != Pace::Quick {
-            self.leave();
+        let counters = &self.hub.counters;
+        match answer {
+            Answer::Refused(Status::Garbage) => drop(counters.garbage.fetch_add(1, Relaxed)),
+            Answer::Refused(Status::Auth(_) | Status::RpcMismatch) => drop(counters.denied.fetch_add(1, Relaxed)),
+            _ => {}
         }
-        if pace == Pace::Slow && self.replies.requests > 0 {
-            connection.send(&mut self.replies, &self.hub); // Those before it do not wait with it.
-        }
-        let (mut pages, len) = request.data.map_or_else(Default::default, |data| (data.pages, data.len));
+        self.replies.answer(xid, answer);
+    }
+
+    fn call(&mut self, connection: &Arc<Connection>, header: Header<'_>, data: Option<Data>) -> Answer {
+        let (mut pages, len) = data.map_or_else(Default::default, |data| (data.pages, data.len));
         let mut call = Call {
             xid: header.xid,
             program: header.program,
@@ -274,17 +273,19 @@ impl Thread {
             args: header.args,
             payload: Payload { pages: &mut pages, len },
         };
+        let pace = self.service.pace(&call);
+        if pace != Pace::Quick {
+            self.leave();
+        }
+        if pace == Pace::Slow && self.replies.requests > 0 {
+            connection.send(&mut self.replies, &self.hub); // Those before it do not wait with it.
+        }
         // A request that panics leaves nothing half done here; what the service shares, it must keep whole itself.
         let answer = catch_unwind(AssertUnwindSafe(|| self.service.answer(&mut call))).unwrap_or_else(|_| {
-            counters.panics.fetch_add(1, Relaxed);
-            Answer::SystemError
+            self.hub.counters.panics.fetch_add(1, Relaxed);
+            Answer::Refused(Status::SystemError)
         });
-        match answer {
-            Answer::Garbage => drop(counters.garbage.fetch_add(1, Relaxed)),
-            Answer::TooWeak => drop(counters.denied.fetch_add(1, Relaxed)),
-            _ => {}
-        }
-        self.replies.answer(header.xid, answer);
         Source { array: &mut self.array, taken: &mut self.taken }.fill(pages);
+        answer
     }
 }

@@ -1,6 +1,9 @@
 //! What answers requests: which program and procedure a request is for.
-use crate::call::{Answer, Call};
-use crate::mount::{self, Mounts};
+use nfs3_types::rpc::auth_stat;
+use nfs3_types::{mount, nfs3};
+
+use crate::call::{Answer, Call, Pace, Status};
+use crate::mount::Mounts;
 use crate::nfs::{self, Nfs};
 use crate::reply_cache::{Lookup, ReplyCache};
 use crate::server::Service;
@@ -37,13 +40,21 @@ impl Programs {
 }
 
 impl Service for Programs {
+    fn pace(&self, call: &Call<'_>) -> Pace {
+        match (call.program, call.version) {
+            (nfs3::PROGRAM, nfs3::VERSION) => nfs::pace(call.procedure),
+            _ => Pace::Slow,
+        }
+    }
+
     fn answer(&self, call: &mut Call<'_>) -> Answer {
         // Procedure 0 of every program does nothing; it is how a client finds out that there is a server.
         if call.peer.port() >= UNPRIVILEGED && !self.is_insecure && call.procedure != 0 {
-            return Answer::TooWeak;
+            return Answer::Refused(Status::Auth(auth_stat::AUTH_TOOWEAK));
         }
         match (call.program, call.version) {
-            (nfs::PROGRAM, 3) if is_not_idempotent(call.procedure) => match self.replies.look_up(call) {
+            (nfs3::PROGRAM, nfs3::VERSION) if nfs::is_idempotent(call.procedure) => self.nfs.answer(call),
+            (nfs3::PROGRAM, nfs3::VERSION) => match self.replies.look_up(call) {
                 Lookup::Answered(results) => Answer::Results(results),
                 Lookup::InProgress => Answer::Nothing,
                 Lookup::New(pending) => {
@@ -54,16 +65,10 @@ impl Service for Programs {
                     answer
                 }
             },
-            (nfs::PROGRAM, 3) => self.nfs.answer(call),
-            (mount::PROGRAM, 3) => self.mounts.answer(&self.nfs.export, call),
-            (nfs::PROGRAM | mount::PROGRAM, _) => Answer::NoVersion(3, 3),
-            _ => Answer::NoProgram,
+            (mount::PROGRAM, mount::VERSION) => self.mounts.answer(&self.nfs.export, call),
+            (nfs3::PROGRAM, _) => Answer::Refused(Status::NoVersion(nfs3::VERSION, nfs3::VERSION)),
+            (mount::PROGRAM, _) => Answer::Refused(Status::NoVersion(mount::VERSION, mount::VERSION)),
+            _ => Answer::Refused(Status::NoProgram),
         }
     }
-}
-
-/// Requests that must not be carried out twice: SETATTR, WRITE (the second one could undo another that came between), and
-/// those that make, remove, rename and link.
-fn is_not_idempotent(procedure: u32) -> bool {
-    matches!(procedure, 2 | 7..=15)
 }

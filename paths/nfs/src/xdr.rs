@@ -1,15 +1,20 @@
-//! Arguments out of XDR, results into it (RFC 4506). The types are those of the crate `nfs3_types`.
+//! Headers and arguments out of XDR, results into it (RFC 4506). The types are those of the crate `nfs3_types`.
 //!
-//! Arguments are read here and not by that crate, which allocates whatever length a peer states. This reader allocates
+//! What a peer sent is read here and not by that crate, which allocates whatever length a peer states. This reader allocates
 //! nothing: names and handles are borrowed from the request.
 use nfs3_types::nfs3::{Nfs3Option, nfstime3, sattr3, set_atime, set_mtime, specdata3};
 use nfs3_types::xdr_codec::Pack;
 
-/// The arguments are not what the procedure takes: `GARBAGE_ARGS`.
+/// The bytes are not what they should be: `GARBAGE_ARGS`.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Garbage;
+pub(crate) enum Garbage {
+    /// They end too early.
+    Cut,
+    /// A length is beyond its limit, a value is none that there is, or bytes follow the end.
+    Wrong,
+}
 
-/// Reads arguments one after the other.
+/// Reads what a peer sent, one value after the other.
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -17,15 +22,25 @@ impl<'a> Reader<'a> {
         Self(args)
     }
 
+    /// What was not read yet.
+    pub(crate) fn rest(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// How many bytes were not read yet.
+    pub(crate) fn left(&self) -> usize {
+        self.0.len()
+    }
+
     fn take(&mut self, len: usize) -> Result<&'a [u8], Garbage> {
-        let (taken, rest) = self.0.split_at_checked(len).ok_or(Garbage)?;
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(Garbage::Cut)?;
         self.0 = rest;
         Ok(taken)
     }
 
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Garbage> {
         const { assert!(N.is_multiple_of(4)) };
-        self.take(N)?.try_into().map_err(|_| Garbage)
+        self.take(N)?.try_into().map_err(|_| Garbage::Cut)
     }
 
     pub(crate) fn u32(&mut self) -> Result<u32, Garbage> {
@@ -40,7 +55,7 @@ impl<'a> Reader<'a> {
         match self.u32()? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err(Garbage),
+            _ => Err(Garbage::Wrong),
         }
     }
 
@@ -48,7 +63,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn opaque(&mut self, max: usize) -> Result<&'a [u8], Garbage> {
         let len = self.u32()? as usize;
         if len > max {
-            return Err(Garbage);
+            return Err(Garbage::Wrong);
         }
         let padded = self.take(len.next_multiple_of(4))?;
         Ok(&padded[..len])
@@ -56,7 +71,7 @@ impl<'a> Reader<'a> {
 
     /// The arguments end here.
     pub(crate) fn end(&self) -> Result<(), Garbage> {
-        if self.0.is_empty() { Ok(()) } else { Err(Garbage) }
+        if self.0.is_empty() { Ok(()) } else { Err(Garbage::Wrong) }
     }
 
     pub(crate) fn option<T>(
@@ -84,13 +99,13 @@ impl<'a> Reader<'a> {
                 0 => set_atime::DONT_CHANGE,
                 1 => set_atime::SET_TO_SERVER_TIME,
                 2 => set_atime::SET_TO_CLIENT_TIME(self.time()?),
-                _ => return Err(Garbage),
+                _ => return Err(Garbage::Wrong),
             },
             mtime: match self.u32()? {
                 0 => set_mtime::DONT_CHANGE,
                 1 => set_mtime::SET_TO_SERVER_TIME,
                 2 => set_mtime::SET_TO_CLIENT_TIME(self.time()?),
-                _ => return Err(Garbage),
+                _ => return Err(Garbage::Wrong),
             },
         })
     }
@@ -114,11 +129,10 @@ mod tests {
 
     #[test]
     fn a_length_beyond_the_arguments_or_the_limit_is_garbage() {
-        for (bytes, max) in
-            [(&[0, 0, 0, 5, 1, 2, 3, 4][..], 64), (&[0xff; 8], usize::MAX), (&[0, 0, 0, 4, 1, 2, 3, 4], 3)]
-        {
-            assert_eq!(Reader::new(bytes).opaque(max), Err(Garbage));
-        }
+        let read = |bytes, max| Reader::new(bytes).opaque(max);
+        assert_eq!(read(&[0, 0, 0, 5, 1, 2, 3, 4], 64), Err(Garbage::Cut));
+        assert_eq!(read(&[0xff; 8], usize::MAX), Err(Garbage::Cut));
+        assert_eq!(read(&[0, 0, 0, 4, 1, 2, 3, 4], 3), Err(Garbage::Wrong));
         let mut padded = Reader::new(&[0, 0, 0, 3, 1, 2, 3, 0]);
         assert_eq!(padded.opaque(3), Ok(&[1, 2, 3][..]));
         assert_eq!(padded.end(), Ok(()));

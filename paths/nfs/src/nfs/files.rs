@@ -72,13 +72,13 @@ impl Nfs {
             0 => Stable::Unstable,
             1 => Stable::DataSync,
             2 => Stable::FileSync,
-            _ => return Err(Garbage),
+            _ => return Err(Garbage::Wrong),
         };
         // The length of the data, which are in the payload.
         let length = request.args.u32()?;
         request.args.end()?;
         if count > length || length as usize != payload.len {
-            return Err(Garbage);
+            return Err(Garbage::Wrong);
         }
         payload.len = count as usize;
         let (object, key) = match self.object(handle) {

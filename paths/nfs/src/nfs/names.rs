@@ -64,7 +64,7 @@ impl Nfs {
             0 => How::Unchecked(request.args.attributes()?),
             1 => How::Guarded(request.args.attributes()?),
             2 => How::Exclusive(request.args.array()?),
-            _ => return Err(Garbage),
+            _ => return Err(Garbage::Wrong),
         };
         request.args.end()?;
         Ok(self.make(request.caller, handle, name, |directory, name| {

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use nfs3_types::mount::{dirpath, mountres3, mountstat3};
-use nfs3_types::nfs3::*;
+use nfs3_types::nfs3::{self, *};
+use nfs3_types::rpc::auth_stat;
 use nfs3_types::xdr_codec::{Opaque, Pack, Unpack, Void};
 use pagemill::{Allocator, Gfp, Page, PageCache};
 
-use crate::call::{Answer, Call, Caller, Credential, Payload};
+use crate::call::{Answer, Call, Caller, Credential, Payload, Status};
 use crate::credentials::Squash;
 use crate::data::Data;
 use crate::export::{Export, Settings};
@@ -88,7 +89,7 @@ impl Served {
 
     /// Results in XDR, with what is lent.
     fn results(&self, procedure: u32, args: &[u8]) -> Vec<u8> {
-        match self.answer(super::PROGRAM, procedure, args, &mut [], 0) {
+        match self.answer(nfs3::PROGRAM, procedure, args, &mut [], 0) {
             Answer::Results(results) => results,
             Answer::Lent(mut results, lent) => {
                 lent.slices().iter().for_each(|slice| results.extend_from_slice(slice));
@@ -106,7 +107,7 @@ impl Served {
 
     fn mount(&self, path: &str) -> Result<nfs_fh3, mountstat3> {
         let args = pack(&dirpath(Opaque::borrowed(path.as_bytes())));
-        let Answer::Results(results) = self.answer(crate::mount::PROGRAM, 1, &args, &mut [], 0) else { panic!() };
+        let Answer::Results(results) = self.answer(nfs3_types::mount::PROGRAM, 1, &args, &mut [], 0) else { panic!() };
         match read(&results) {
             mountres3::Ok(ok) => {
                 assert_eq!(ok.auth_flavors, [1]);
@@ -168,7 +169,7 @@ impl Served {
             Some(page)
         };
         let mut pages: Vec<_> = bytes.chunks(4096).map(page).collect();
-        let answer = self.answer(super::PROGRAM, 7, &args, &mut pages, bytes.len());
+        let answer = self.answer(nfs3::PROGRAM, 7, &args, &mut pages, bytes.len());
         let Answer::Results(results) = answer else { panic!("{answer:?}") };
         match read::<WRITE3res>(&results) {
             WRITE3res::Ok(ok) => Ok(ok),
@@ -277,21 +278,21 @@ fn programs_versions_and_procedures_that_there_are_not_are_refused() {
     };
     assert!(matches!(ask(100_003, 3, 0, 700), Answer::Results(results) if results.is_empty()));
     assert!(matches!(ask(100_005, 3, 0, 700), Answer::Results(results) if results.is_empty()));
-    assert!(matches!(ask(100_003, 2, 0, 700), Answer::NoVersion(3, 3)));
-    assert!(matches!(ask(100_005, 1, 0, 700), Answer::NoVersion(3, 3)));
-    assert!(matches!(ask(100_021, 4, 0, 700), Answer::NoProgram));
-    assert!(matches!(ask(100_003, 3, 22, 700), Answer::NoProcedure));
-    assert!(matches!(ask(100_005, 3, 6, 700), Answer::NoProcedure));
+    assert!(matches!(ask(100_003, 2, 0, 700), Answer::Refused(Status::NoVersion(3, 3))));
+    assert!(matches!(ask(100_005, 1, 0, 700), Answer::Refused(Status::NoVersion(3, 3))));
+    assert!(matches!(ask(100_021, 4, 0, 700), Answer::Refused(Status::NoProgram)));
+    assert!(matches!(ask(100_003, 3, 22, 700), Answer::Refused(Status::NoProcedure)));
+    assert!(matches!(ask(100_005, 3, 6, 700), Answer::Refused(Status::NoProcedure)));
     // Any user may have such a port, and could pass for another one; but may see that there is a server.
-    assert!(matches!(ask(100_003, 3, 1, 1024), Answer::TooWeak));
-    assert!(matches!(ask(100_005, 3, 1, 60000), Answer::TooWeak));
+    assert!(matches!(ask(100_003, 3, 1, 1024), Answer::Refused(Status::Auth(auth_stat::AUTH_TOOWEAK))));
+    assert!(matches!(ask(100_005, 3, 1, 60000), Answer::Refused(Status::Auth(auth_stat::AUTH_TOOWEAK))));
     assert!(matches!(ask(100_003, 3, 0, 60000), Answer::Results(_)));
     // Arguments cut short, and more than there should be.
     for procedure in 1..=21 {
         let root = pack(&served.root());
         for args in [&root[..root.len() - 4], &[0, 0, 0, 65], &[0xff; 40], &[root.clone(), vec![0xff; 9]].concat()] {
-            let answer = served.answer(super::PROGRAM, procedure, args, &mut [], 0);
-            assert!(matches!(answer, Answer::Garbage), "procedure {procedure}: {answer:?}");
+            let answer = served.answer(nfs3::PROGRAM, procedure, args, &mut [], 0);
+            assert!(matches!(answer, Answer::Refused(Status::Garbage)), "procedure {procedure}: {answer:?}");
         }
     }
 }
@@ -686,7 +687,7 @@ fn a_write_whose_lengths_do_not_agree_is_garbage() {
     for (count, stable, length) in [(6_u32, 0_u32, 5_u32), (5, 3, 5), (5, 0, 6)] {
         let args = [pack(&file), pack(&0_u64), pack(&count), pack(&stable), pack(&length)].concat();
         let mut pages = [Some(served.allocator.alloc_page(Gfp::KERNEL).unwrap())];
-        assert!(matches!(served.answer(super::PROGRAM, 7, &args, &mut pages, 5), Answer::Garbage));
+        assert!(matches!(served.answer(nfs3::PROGRAM, 7, &args, &mut pages, 5), Answer::Refused(Status::Garbage)));
     }
     assert_eq!(served.getattr(&file).unwrap().size, 0);
 }
@@ -947,7 +948,7 @@ fn a_request_that_is_sent_again_is_answered_again_and_carried_out_once() {
     let again = |port: u16| {
         let mut call = Call {
             xid: 77,
-            program: super::PROGRAM,
+            program: nfs3::PROGRAM,
             version: 3,
             procedure: 12,
             credential: Credential::Sys(user(0)),

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::counters::Why;
-use crate::call::Answer;
-use crate::record::{self, AuthStatus, Status};
+use crate::call::{Answer, Status};
+use crate::record;
 
 /// The kernel takes no more of them at once (`UIO_MAXIOV`).
 const SLICES_MAX: usize = 1024;
@@ -50,7 +50,7 @@ impl Replies {
         let last = self.chunks.len() - 1;
         &mut self.chunks[last].bytes
     }
-    pub(super) fn status(&mut self, xid: u32, status: Status) {
+    fn status(&mut self, xid: u32, status: Status) {
         let end = self.end();
         let start = end.len();
         record::put_header(end, xid, status, 0);
@@ -60,12 +60,7 @@ impl Replies {
         match answer {
             Answer::Results(results) => self.results(xid, &results, None),
             Answer::Lent(results, lent) => self.results(xid, &results, Some(lent)),
-            Answer::NoProgram => self.status(xid, Status::NoProgram),
-            Answer::NoVersion(low, high) => self.status(xid, Status::NoVersion(low, high)),
-            Answer::NoProcedure => self.status(xid, Status::NoProcedure),
-            Answer::Garbage => self.status(xid, Status::Garbage),
-            Answer::SystemError => self.status(xid, Status::SystemError),
-            Answer::TooWeak => self.status(xid, Status::Auth(AuthStatus::TooWeak)),
+            Answer::Refused(status) => self.status(xid, status),
             Answer::Nothing => {}
         }
     }

@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::connection::REQUESTS_MAX;
 use super::{Server, Service, Settings, Why, lock};
-use crate::call::{Answer, Call};
+use crate::call::{Answer, Call, Pace, Status};
 use crate::record::MARK;
 use crate::record::tests::{call, write_args};
 
@@ -78,6 +78,13 @@ fn sum<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> u32 {
 }
 
 impl Service for Echo {
+    fn pace(&self, call: &Call<'_>) -> Pace {
+        match call.procedure {
+            WRITE | PANIC | WAIT => Pace::Slow,
+            _ => Pace::Quick,
+        }
+    }
+
     fn answer(&self, call: &mut Call<'_>) -> Answer {
         let number = || u32::from_be_bytes(*call.args.first_chunk().unwrap());
         match call.procedure {
@@ -105,7 +112,7 @@ impl Service for Echo {
                 self.gate.pass();
                 Answer::Results(b"done".to_vec())
             }
-            _ => Answer::NoProcedure,
+            _ => Answer::Refused(Status::NoProcedure),
         }
     }
 }
