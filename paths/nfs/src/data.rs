@@ -33,7 +33,7 @@ mod tests;
 
 use crate::call::Payload;
 use disk::{Disk, Inner, Looked};
-use pagemill::{CachedFile, FileBacking, Lent, PageCache};
+use pagemill::{CachedFile, FileBacking, Lent, PAGE_SIZE, PageCache};
 use rustix::fs::Stat;
 use rustix::process::{Resource, getrlimit};
 use std::collections::hash_map::RandomState;
@@ -46,8 +46,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, SystemTime};
 use table::Table;
-
-const PAGE_SIZE: usize = 4096;
 
 /// Files that are open at a time, if the process may have four times as many descriptors: two for each, and half are left for
 /// connections.

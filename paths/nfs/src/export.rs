@@ -26,7 +26,7 @@ use crate::syscalls::{access, open_by_handle};
 
 /// What an export is made of.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct ExportSettings {
     pub(crate) directory: PathBuf,
     pub(crate) read_only: bool,
     pub(crate) squash: Squash,
@@ -116,7 +116,7 @@ impl Name {
 
 impl Export {
     /// Whether there is a directory to export.
-    pub(crate) fn check(settings: &Settings) -> Result<File, Error> {
+    pub(crate) fn check(settings: &ExportSettings) -> Result<File, Error> {
         let shown = settings.directory.display();
         let mount = File::open(&settings.directory).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => {
@@ -130,7 +130,7 @@ impl Export {
         Ok(mount)
     }
 
-    pub(crate) fn open(settings: &Settings, key: &Key) -> Result<Self, Error> {
+    pub(crate) fn open(settings: &ExportSettings, key: &Key) -> Result<Self, Error> {
         let mount = Self::check(settings)?;
         let (directory, shown) = (&settings.directory, settings.directory.display());
         let root = rustix::fs::openat(&mount, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())

@@ -8,7 +8,7 @@ use pagemill::{Allocator, PageCache};
 use crate::call::{Answer, Call, Caller, Credential, Payload};
 use crate::credentials::Squash;
 use crate::data::Data;
-use crate::export::{Export, Settings};
+use crate::export::{Export, ExportSettings};
 use crate::handles::Key;
 use crate::nfs::Nfs;
 use crate::pages::PageArray;
@@ -39,7 +39,7 @@ impl Served {
         std::fs::create_dir_all(tree.join("dir")).expect("a directory in it");
         std::fs::write(tree.join("file"), vec![7; 10_000]).expect("a file in it");
         std::os::unix::fs::symlink("file", tree.join("link")).expect("a link in it");
-        let settings = Settings { directory: tree, read_only: true, squash: Squash { root: false } };
+        let settings = ExportSettings { directory: tree, read_only: true, squash: Squash { root: false } };
         let key = Key::from_file(&folder.path().join("key")).expect("a key");
         let export = Export::open(&settings, &key).expect("an export, for which this runs as root");
         let data = Data::new(PageCache::builder(Allocator::global()).build());

@@ -32,6 +32,7 @@ mod reply_cache;
 mod server;
 mod service;
 mod status;
+mod sync;
 mod syscalls;
 mod xdr;
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use nfs3_types::mount::{
     MNTPATHLEN, MOUNT_PROGRAM, dirpath, export_node, fhandle3, mountbody, mountres3, mountres3_ok, mountstat3, name,
@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use crate::call::{Answer, Call, Status};
 use crate::export::Export;
 use crate::record::AUTH_SYS;
+use crate::sync::lock;
 use crate::xdr::{Garbage, Reader, pack};
 
 /// What DUMP lists at most. It is for people: clients come and go without a word.
@@ -36,16 +37,12 @@ impl Mounts {
             MOUNT_PROGRAM::MOUNTPROC3_DUMP => Ok(self.dump()),
             MOUNT_PROGRAM::MOUNTPROC3_UMNT => self.unmount(call),
             MOUNT_PROGRAM::MOUNTPROC3_UMNTALL => {
-                self.lock().retain(|(peer, _)| *peer != call.peer.ip());
+                lock(&self.0).retain(|(peer, _)| *peer != call.peer.ip());
                 Ok(Vec::new())
             }
             MOUNT_PROGRAM::MOUNTPROC3_EXPORT => Ok(exports(export)),
         };
         packed.map_or_else(|garbage| Answer::Refused(garbage.into()), Answer::Results)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<(IpAddr, Vec<u8>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn mount(&self, export: &Export, call: &Call<'_>) -> Result<Vec<u8>, Garbage> {
@@ -54,7 +51,7 @@ impl Mounts {
         args.end()?;
         let mounted = find(export, call, path);
         if mounted.is_ok() {
-            let mut mounts = self.lock();
+            let mut mounts = lock(&self.0);
             if mounts.len() < MOUNTS_MAX {
                 mounts.insert((call.peer.ip(), path.to_vec()));
             }
@@ -69,7 +66,7 @@ impl Mounts {
     }
 
     fn dump(&self) -> Vec<u8> {
-        let mounts = self.lock();
+        let mounts = lock(&self.0);
         let list = mounts.iter().map(|(peer, path)| mountbody {
             ml_hostname: name(Opaque::owned(peer.to_string().into_bytes())),
             ml_directory: dirpath(Opaque::borrowed(path)),
@@ -81,7 +78,7 @@ impl Mounts {
         let mut args = Reader::new(call.args);
         let path = args.opaque(MNTPATHLEN)?;
         args.end()?;
-        self.lock().remove(&(call.peer.ip(), path.to_vec()));
+        lock(&self.0).remove(&(call.peer.ip(), path.to_vec()));
         Ok(Vec::new())
     }
 }

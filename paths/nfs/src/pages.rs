@@ -20,10 +20,12 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pagemill::{Allocator, Bulk, Cancel, Filled, Gfp, PAGE_SIZE, Page};
+
+use crate::sync::lock;
 
 /// Slots of an array: a payload of 1 MiB, and three pages for the headers and for data that do not begin at a page's boundary, as
 /// in Linux's sunrpc.
@@ -238,13 +240,13 @@ pub struct PageCounts {
 impl PageCounters {
     fn another(&self) -> Arc<Counts> {
         let counts = Arc::new(Counts::default());
-        self.arrays.lock().unwrap_or_else(PoisonError::into_inner).push(counts.clone());
+        lock(&self.arrays).push(counts.clone());
         counts
     }
 
     /// The sums over all arrays. While threads refill, the figures of one array may be from slightly different moments.
     pub fn snapshot(&self) -> PageCounts {
-        let arrays = self.arrays.lock().unwrap_or_else(PoisonError::into_inner);
+        let arrays = lock(&self.arrays);
         let sum = |of: fn(&Counts) -> &AtomicU64| arrays.iter().map(|counts| of(counts).load(Relaxed)).sum();
         PageCounts {
             refills: sum(|counts| &counts.refills),

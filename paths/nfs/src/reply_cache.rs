@@ -6,10 +6,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::call::Call;
+use crate::sync::lock;
 
 /// Answers that are kept, unless they are older.
 const KEPT: usize = 1 << 16;
@@ -28,7 +29,7 @@ struct RequestKey {
 /// What the cache has of a request.
 pub(crate) enum Lookup<'c> {
     /// Nothing: it is to be carried out.
-    New(Pending<'c>),
+    New(Unanswered<'c>),
     /// Another thread carries it out.
     InProgress,
     /// It was answered so.
@@ -37,12 +38,12 @@ pub(crate) enum Lookup<'c> {
 
 #[derive(Default)]
 pub(crate) struct ReplyCache {
-    replies: Mutex<Replies>,
+    replies: Mutex<KeptReplies>,
     hasher: RandomState,
 }
 
 #[derive(Default)]
-struct Replies {
+struct KeptReplies {
     /// None while the request is carried out.
     by_request: HashMap<RequestKey, Option<Vec<u8>>>,
     /// The oldest first.
@@ -53,30 +54,26 @@ impl ReplyCache {
     pub(crate) fn look_up(&self, call: &Call<'_>) -> Lookup<'_> {
         let args = self.hasher.hash_one(call.args);
         let key = RequestKey { peer: call.peer, xid: call.xid, procedure: call.procedure, args };
-        let mut replies = self.lock();
+        let mut replies = lock(&self.replies);
         match replies.by_request.get(&key) {
             Some(Some(results)) => return Lookup::Answered(results.clone()),
             Some(None) => return Lookup::InProgress,
             None => {}
         }
         replies.by_request.insert(key, None);
-        Lookup::New(Pending { cache: self, key })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Replies> {
-        self.replies.lock().unwrap_or_else(PoisonError::into_inner)
+        Lookup::New(Unanswered { cache: self, key })
     }
 }
 
 /// A request that is carried out. Dropped without an answer, also by a panic, it is forgotten.
-pub(crate) struct Pending<'c> {
+pub(crate) struct Unanswered<'c> {
     cache: &'c ReplyCache,
     key: RequestKey,
 }
 
-impl Pending<'_> {
+impl Unanswered<'_> {
     pub(crate) fn answered(self, results: &[u8]) {
-        let mut replies = self.cache.lock();
+        let mut replies = lock(&self.cache.replies);
         replies.by_request.insert(self.key, Some(results.to_vec()));
         replies.order.push_back((Instant::now(), self.key));
         while let Some(&(since, oldest)) = replies.order.front()
@@ -91,8 +88,8 @@ impl Pending<'_> {
     }
 }
 
-impl Drop for Pending<'_> {
+impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        self.cache.lock().by_request.remove(&self.key);
+        lock(&self.cache.replies).by_request.remove(&self.key);
     }
 }

@@ -13,10 +13,11 @@
 //! - S4 A thread takes one batch of a connection, and then waits for the next event: those behind it are served first.
 //!
 //! # Locks
-//! Those of a `connection`; then those of `table` and `room`, which are leaves, and that of `crew`, with which no other is held. None is held while a procedure runs.
+//! Those of a `connection`; then those of `connections` and `room`, which are leaves, and that of `crew`, with which no other is held. None is held while a procedure runs.
 mod accept;
 mod clock;
 mod connection;
+mod connections;
 mod counters;
 mod crew;
 mod hub;
@@ -24,7 +25,6 @@ mod input;
 mod output;
 mod poller;
 mod room;
-mod table;
 #[cfg(test)]
 mod tests;
 
@@ -34,7 +34,7 @@ use std::net::{IpAddr, TcpListener};
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, Builder, JoinHandle};
 use std::time::Duration;
 
@@ -43,7 +43,9 @@ use pagemill::{Allocator, Cancel};
 use crate::call::{Answer, Call, Pace, Payload, Status};
 use crate::pages::{PageArray, PageCounters};
 use crate::record::{self, Header, Refusal};
+use crate::sync::lock;
 use connection::Connection;
+use connections::Connections;
 pub(crate) use counters::{Counters, Why};
 use crew::{Crew, Place};
 use hub::Hub;
@@ -53,12 +55,6 @@ use input::{Batch, Data, Received, Source};
 use output::Replies;
 use poller::{Event, Poller};
 use room::Room;
-use table::Table;
-
-/// The state behind each lock is whole between two statements, so a panic leaves nothing half done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// At least this many threads wait for events: a quick request may still block.
 const ACTIVE_MIN: usize = 2;
@@ -125,7 +121,7 @@ impl Server {
         let largest = record::DATA_MAX.div_ceil(pagemill::PAGE_SIZE);
         let hub = Arc::new(Hub {
             poller: Arc::new(Poller::new()?),
-            table: Table::default(),
+            connections: Connections::default(),
             room: Arc::new(Room::new(settings.unfinished_pages.max(largest))),
             counters: Counters::default(),
             settings,
@@ -161,7 +157,7 @@ impl Server {
             // A thread that panicked has ended too.
             let _ = thread.join();
         }
-        self.hub.table.all().iter().for_each(|connection| connection.close(&self.hub, Why::Stopped));
+        self.hub.connections.all().iter().for_each(|connection| connection.close(&self.hub, Why::Stopped));
     }
 }
 
@@ -206,12 +202,12 @@ impl Thread {
             match event {
                 Event::Stop => return,
                 Event::Output(token) => {
-                    if let Some(connection) = self.hub.table.get(token) {
+                    if let Some(connection) = self.hub.connections.get(token) {
                         connection.has_room_to_send(&self.hub);
                     }
                 }
                 Event::Input(token) => {
-                    if let Some(connection) = self.hub.table.get(token) {
+                    if let Some(connection) = self.hub.connections.get(token) {
                         self.serve(&connection);
                     }
                 }

@@ -4,8 +4,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::fs::Access;
 
-/// What the kernel's handles have at most (`MAX_HANDLE_SZ`).
-const HANDLE_MAX: usize = 128;
+/// The most bytes of a kernel's handle.
+const HANDLE_MAX: usize = libc::MAX_HANDLE_SZ as usize;
 
 /// The kernel's name of a file, which stays as long as the file is there (`struct file_handle`).
 #[repr(C)]

@@ -19,7 +19,7 @@ use crate::Error;
 use crate::credentials::{Squash, expect_privileges};
 use crate::data::Data;
 use crate::error::said;
-use crate::export::{Export, Settings};
+use crate::export::{Export, ExportSettings};
 use crate::handles::Key;
 use crate::nfs::Nfs;
 use crate::pages::SLOTS;
@@ -129,7 +129,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     }
     // Before anything else is refused for want of them.
     expect_privileges()?;
-    let settings = Settings {
+    let settings = ExportSettings {
         directory: args.directory.clone(),
         read_only: args.read_only,
         squash: Squash { root: !args.no_root_squash },

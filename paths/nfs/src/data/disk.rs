@@ -3,12 +3,13 @@
 //! A write-back changes the file's `mtime`, long after the WRITE. So the time of the last WRITE is kept here, and is set as the
 //! file's between the write-back of all pages and the flush, by one [`Backing::sync`].
 use super::Verifier;
+use crate::sync::lock;
 use pagemill::{Backing, FileBacking};
 use std::fs::{File, FileTimes};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
 
 /// What reads and writes.
@@ -69,8 +70,7 @@ impl Disk {
     }
 
     fn writes(&self) -> MutexGuard<'_, Writes> {
-        // Nothing is half done where a panic could come.
-        self.writes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.writes)
     }
 
     /// Notes the time of a write, before its bytes are in the cache: once they are, a flush may take them.

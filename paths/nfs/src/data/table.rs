@@ -1,23 +1,24 @@
 //! The files that are open: no more than so many, of which those that were used least recently leave.
 //!
-//! A place in the table is a file, or kept for the thread that opens or closes it. Others that want this file wait: a file
+//! An entry in the table is a file, or kept for the thread that opens or closes it. Others that want this file wait: a file
 //! that was opened again before it is written back would show old bytes, and the late write-back would overwrite new ones
 //! (D4).
 use super::{FileKey, OpenFile, Pending};
+use crate::sync::{lock, wait};
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 pub(super) struct Table {
-    places: Mutex<Places>,
-    /// A place that was kept is free, or has a file.
+    entries: Mutex<Entries>,
+    /// An entry that was kept has a file, or is gone.
     changed: Condvar,
     most: usize,
 }
 
 #[derive(Default)]
-struct Places {
-    by_key: HashMap<FileKey, Place>,
+struct Entries {
+    by_key: HashMap<FileKey, Entry>,
     /// The key of each file that is open, by its generation.
     by_generation: HashMap<u64, FileKey>,
     /// Counts uses.
@@ -26,7 +27,7 @@ struct Places {
     swept: u64,
 }
 
-enum Place {
+enum Entry {
     Open {
         file: Arc<OpenFile>,
         /// The turn of its last use.
@@ -36,7 +37,7 @@ enum Place {
     Kept(Option<Pending>),
 }
 
-/// A place that this thread keeps. It is free once this is dropped.
+/// An entry that this thread keeps. It is gone once this is dropped.
 struct Keeps<'t>(&'t Table, FileKey);
 
 impl Keeps<'_> {
@@ -44,12 +45,12 @@ impl Keeps<'_> {
         let file = Arc::new(file);
         let (table, key) = (self.0, self.1);
         std::mem::forget(self);
-        let mut places = table.places();
-        places.turn += 1;
-        let used = places.turn;
-        places.by_key.insert(key, Place::Open { file: file.clone(), used });
-        places.by_generation.insert(key.generation, key);
-        drop(places);
+        let mut entries = table.entries();
+        entries.turn += 1;
+        let used = entries.turn;
+        entries.by_key.insert(key, Entry::Open { file: file.clone(), used });
+        entries.by_generation.insert(key.generation, key);
+        drop(entries);
         table.changed.notify_all();
         file
     }
@@ -57,42 +58,42 @@ impl Keeps<'_> {
 
 impl Drop for Keeps<'_> {
     fn drop(&mut self) {
-        let mut places = self.0.places();
-        places.by_key.remove(&self.1);
-        if places.by_generation.get(&self.1.generation) == Some(&self.1) {
-            places.by_generation.remove(&self.1.generation);
+        let mut entries = self.0.entries();
+        entries.by_key.remove(&self.1);
+        if entries.by_generation.get(&self.1.generation) == Some(&self.1) {
+            entries.by_generation.remove(&self.1.generation);
         }
-        drop(places);
+        drop(entries);
         self.0.changed.notify_all();
     }
 }
 
-impl Places {
-    /// Takes the file that was used least recently off its place, unless all are in use.
+impl Entries {
+    /// Takes out the file that was used least recently, unless all are in use.
     fn take_oldest(&mut self) -> Option<(FileKey, OpenFile)> {
-        let used = |(key, place): (&FileKey, &Place)| match place {
-            Place::Open { file, used } if Arc::strong_count(file) == 1 => Some((*used, *key)),
+        let used = |(key, entry): (&FileKey, &Entry)| match entry {
+            Entry::Open { file, used } if Arc::strong_count(file) == 1 => Some((*used, *key)),
             _ => None,
         };
         let (_, key) = self.by_key.iter().filter_map(used).min_by_key(|&(used, _)| used)?;
         self.take(&key).map(|file| (key, file))
     }
 
-    /// Takes a file off its place, which the caller keeps, unless it is in use.
+    /// Takes a file out of its entry, which the caller keeps, unless it is in use.
     fn take(&mut self, key: &FileKey) -> Option<OpenFile> {
-        let place = self.by_key.get_mut(key)?;
-        match std::mem::replace(place, Place::Kept(None)) {
-            Place::Kept(pending) => {
-                *place = Place::Kept(pending);
+        let entry = self.by_key.get_mut(key)?;
+        match std::mem::replace(entry, Entry::Kept(None)) {
+            Entry::Kept(pending) => {
+                *entry = Entry::Kept(pending);
                 None
             }
-            Place::Open { file, used } => match Arc::try_unwrap(file) {
+            Entry::Open { file, used } => match Arc::try_unwrap(file) {
                 Ok(file) => {
-                    *place = Place::Kept(file.pending());
+                    *entry = Entry::Kept(file.pending());
                     Some(file)
                 }
                 Err(file) => {
-                    *place = Place::Open { file, used };
+                    *entry = Entry::Open { file, used };
                     None
                 }
             },
@@ -102,12 +103,11 @@ impl Places {
 
 impl Table {
     pub(super) fn new(most: usize) -> Self {
-        Self { places: Mutex::default(), changed: Condvar::new(), most }
+        Self { entries: Mutex::default(), changed: Condvar::new(), most }
     }
 
-    fn places(&self) -> MutexGuard<'_, Places> {
-        // No place is half changed where a panic could come.
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        lock(&self.entries)
     }
 
     /// The file, if it is open. Waits for a thread that opens or closes it.
@@ -117,64 +117,64 @@ impl Table {
 
     /// The file of this generation, if it is open and no thread opens or closes it.
     pub(super) fn of_generation(&self, generation: u64) -> Option<(FileKey, Arc<OpenFile>)> {
-        let mut places = self.places();
-        let key = *places.by_generation.get(&generation)?;
-        places.turn += 1;
-        let turn = places.turn;
-        match places.by_key.get_mut(&key)? {
-            Place::Open { file, used } => {
+        let mut entries = self.entries();
+        let key = *entries.by_generation.get(&generation)?;
+        entries.turn += 1;
+        let turn = entries.turn;
+        match entries.by_key.get_mut(&key)? {
+            Entry::Open { file, used } => {
                 *used = turn;
                 Some((key, file.clone()))
             }
-            Place::Kept(_) => None,
+            Entry::Kept(_) => None,
         }
     }
 
     /// What the file system does not know of a file yet, also while that is being closed.
     pub(super) fn pending(&self, key: &FileKey) -> Option<Pending> {
-        match self.places().by_key.get(key)? {
-            Place::Open { file, .. } => file.pending(),
-            Place::Kept(pending) => *pending,
+        match self.entries().by_key.get(key)? {
+            Entry::Open { file, .. } => file.pending(),
+            Entry::Kept(pending) => *pending,
         }
     }
 
     /// Closes the files that nobody has used since the last call but one, so that others may remove and run them.
     pub(super) fn close_idle(&self) {
-        let mut places = self.places();
-        let turn = places.turn;
-        let before = std::mem::replace(&mut places.swept, turn);
-        let idle = |(key, place): (&FileKey, &Place)| match place {
-            Place::Open { used, .. } if *used <= before => Some(*key),
+        let mut entries = self.entries();
+        let turn = entries.turn;
+        let before = std::mem::replace(&mut entries.swept, turn);
+        let idle = |(key, entry): (&FileKey, &Entry)| match entry {
+            Entry::Open { used, .. } if *used <= before => Some(*key),
             _ => None,
         };
-        let idle: Vec<_> = places.by_key.iter().filter_map(idle).collect();
-        drop(places);
+        let idle: Vec<_> = entries.by_key.iter().filter_map(idle).collect();
+        drop(entries);
         idle.iter().for_each(|key| self.forget(key));
     }
 
     /// All files that are open.
     pub(super) fn all(&self) -> Vec<Arc<OpenFile>> {
-        let file = |place: &Place| match place {
-            Place::Open { file, .. } => Some(file.clone()),
-            Place::Kept(_) => None,
+        let file = |entry: &Entry| match entry {
+            Entry::Open { file, .. } => Some(file.clone()),
+            Entry::Kept(_) => None,
         };
-        self.places().by_key.values().filter_map(file).collect()
+        self.entries().by_key.values().filter_map(file).collect()
     }
 
     /// The file, or what `missing` makes of the table, which is locked still.
-    fn find_or<R>(&self, key: &FileKey, missing: impl FnOnce(&mut Places) -> R) -> Result<Arc<OpenFile>, R> {
-        let mut places = self.places();
+    fn find_or<R>(&self, key: &FileKey, missing: impl FnOnce(&mut Entries) -> R) -> Result<Arc<OpenFile>, R> {
+        let mut entries = self.entries();
         loop {
-            places.turn += 1;
-            let turn = places.turn;
-            match places.by_key.get_mut(key) {
-                None => return Err(missing(&mut places)),
-                Some(Place::Open { file, used }) => {
+            entries.turn += 1;
+            let turn = entries.turn;
+            match entries.by_key.get_mut(key) {
+                None => return Err(missing(&mut entries)),
+                Some(Entry::Open { file, used }) => {
                     *used = turn;
                     return Ok(file.clone());
                 }
-                Some(Place::Kept(_)) => {
-                    places = self.changed.wait(places).unwrap_or_else(PoisonError::into_inner);
+                Some(Entry::Kept(_)) => {
+                    entries = wait(&self.changed, entries);
                 }
             }
         }
@@ -183,7 +183,7 @@ impl Table {
     /// The file; opens it if it is not open. If the table is full, another file is closed first. If all are in use, which
     /// takes as many threads, the table has more for a while.
     pub(super) fn get(&self, key: &FileKey, open: impl FnOnce() -> io::Result<OpenFile>) -> io::Result<Arc<OpenFile>> {
-        let keep = |places: &mut Places| _ = places.by_key.insert(*key, Place::Kept(None));
+        let keep = |entries: &mut Entries| _ = entries.by_key.insert(*key, Entry::Kept(None));
         match self.find_or(key, keep) {
             Ok(file) => Ok(file),
             Err(()) => {
@@ -196,17 +196,17 @@ impl Table {
 
     fn make_room(&self) {
         loop {
-            let mut places = self.places();
-            if places.by_key.len() <= self.most {
+            let mut entries = self.entries();
+            if entries.by_key.len() <= self.most {
                 return;
             }
-            let Some((key, file)) = places.take_oldest() else { return };
-            drop(places);
+            let Some((key, file)) = entries.take_oldest() else { return };
+            drop(entries);
             self.close(key, file);
         }
     }
 
-    /// Closes a file whose place this thread keeps.
+    /// Closes a file whose entry this thread keeps.
     fn close(&self, key: FileKey, file: OpenFile) {
         let _keeps = Keeps(self, key);
         file.close();
@@ -214,19 +214,19 @@ impl Table {
 
     /// Closes a file. One that is in use is the next to leave.
     pub(super) fn forget(&self, key: &FileKey) {
-        let mut places = self.places();
-        if let Some(file) = places.take(key) {
-            drop(places);
+        let mut entries = self.entries();
+        if let Some(file) = entries.take(key) {
+            drop(entries);
             return self.close(*key, file);
         }
-        if let Some(Place::Open { used, .. }) = places.by_key.get_mut(key) {
+        if let Some(Entry::Open { used, .. }) = entries.by_key.get_mut(key) {
             *used = 0;
         }
     }
 
-    /// How many places are taken.
+    /// How many entries there are.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.places().by_key.len()
+        self.entries().by_key.len()
     }
 }

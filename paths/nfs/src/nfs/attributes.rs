@@ -1,25 +1,100 @@
-//! Attributes: of the file system, corrected by what the cache knows better, and set by clients.
+//! GETATTR, SETATTR and ACCESS. Attributes are the file system's, corrected by what the cache knows better.
 use std::io;
-use std::sync::PoisonError;
+use std::os::fd::AsFd;
 use std::time::{Duration, UNIX_EPOCH};
 
 use nfs3_types::nfs3::{
-    Nfs3Option, fattr3, ftype3, nfsstat3, nfstime3, post_op_attr, pre_op_attr, sattr3, set_atime, set_mtime, specdata3,
-    wcc_attr, wcc_data,
+    ACCESS3_DELETE, ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ, ACCESS3resfail,
+    ACCESS3resok, GETATTR3resok, Nfs3Option, SETATTR3resfail, SETATTR3resok, fattr3, ftype3, nfsstat3, nfstime3,
+    post_op_attr, pre_op_attr, sattr3, set_atime, set_mtime, specdata3, wcc_attr, wcc_data,
 };
+use nfs3_types::xdr_codec::Void;
 use rustix::fs::{Access, AtFlags, FileType, Gid, Mode, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, fstat};
 
-use super::Nfs;
+use super::{Nfs, Packed, Request, accepted, packed, refused};
 use crate::call::Caller;
 use crate::credentials::act_as;
 use crate::data::{FileKey, Pending};
 use crate::export::Object;
 use crate::status::{Failed, Outcome};
+use crate::sync::lock;
+use crate::syscalls::access;
+use crate::xdr::Reader;
 
 /// A file's attributes before an operation.
 pub(super) struct Before(wcc_attr);
 
 impl Nfs {
+    pub(super) fn getattr(&self, mut request: Request<'_>) -> Packed {
+        let handle = request.handle()?;
+        request.args.end()?;
+        if let Some(opened) = self.opened(handle) {
+            return Ok(accepted(GETATTR3resok { obj_attributes: self.attributes(&opened.stat, &opened.key) }));
+        }
+        let done = self
+            .object(handle)
+            .map(|(object, key)| GETATTR3resok { obj_attributes: self.attributes(&object.stat, &key) });
+        Ok(packed(done, Void))
+    }
+
+    pub(super) fn setattr(&self, mut request: Request<'_>) -> Packed {
+        let handle = request.handle()?;
+        let new = request.args.attributes()?;
+        let guard = request.args.option(Reader::time)?;
+        request.args.end()?;
+        let (object, key) = match self.object(handle) {
+            Ok(found) => found,
+            Err(failed) => return Ok(refused(failed, SETATTR3resfail::default())),
+        };
+        let done = self.export.expect_writable().and_then(|()| {
+            let is_changed = guard.is_some_and(|guard| guard != self.attributes(&object.stat, &key).ctime);
+            if is_changed {
+                return Err(Failed(nfsstat3::NFS3ERR_NOT_SYNC));
+            }
+            self.set_attributes(request.caller, &object, &key, &new)
+        });
+        let obj_wcc = self.wcc_of_file(&object, &key);
+        Ok(match done {
+            Ok(()) => accepted(SETATTR3resok { obj_wcc }),
+            Err(failed) => refused(failed, SETATTR3resfail { obj_wcc }),
+        })
+    }
+
+    pub(super) fn access(&self, mut request: Request<'_>) -> Packed {
+        let handle = request.handle()?;
+        let wanted = request.args.u32()?;
+        request.args.end()?;
+        let (object, key) = match self.object(handle) {
+            Ok(found) => found,
+            Err(failed) => return Ok(refused(failed, ACCESS3resfail::default())),
+        };
+        let obj_attributes = post_op_attr::Some(self.attributes(&object.stat, &key));
+        let granted = act_as(request.caller, || {
+            let may = |what| access(object.fd.as_fd(), what).is_ok();
+            let change = ACCESS3_MODIFY | ACCESS3_EXTEND | ACCESS3_DELETE;
+            let mut granted = 0;
+            if may(Access::READ_OK) {
+                granted |= ACCESS3_READ;
+            }
+            if wanted & change != 0 && !self.export.is_read_only() && may(Access::WRITE_OK) {
+                granted |= change;
+            }
+            if may(Access::EXEC_OK) {
+                granted |= ACCESS3_LOOKUP | ACCESS3_EXECUTE;
+            }
+            Ok(granted)
+        });
+        // What has no meaning for this kind of file is not granted.
+        let meant = match object.kind() {
+            FileType::Directory => !ACCESS3_EXECUTE,
+            _ => !(ACCESS3_LOOKUP | ACCESS3_DELETE),
+        };
+        Ok(match granted {
+            Ok(granted) => accepted(ACCESS3resok { obj_attributes, access: granted & wanted & meant }),
+            Err(error) => refused(error.into(), ACCESS3resfail { obj_attributes }),
+        })
+    }
+
     /// The attributes of a file as clients see them.
     pub(super) fn attributes(&self, stat: &Stat, key: &FileKey) -> fattr3 {
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -75,7 +150,7 @@ impl Nfs {
         // After the owner: a change of that takes the bits that run a program as its owner away.
         if let Nfs3Option::Some(mode) = new.mode {
             let mode = Mode::from_raw_mode(mode & 0o7777);
-            let _modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
+            let _modes = lock(&self.modes);
             act_as(caller, || Ok(rustix::fs::chmod(object.path(), mode)?))?;
         }
         let times = Timestamps {
@@ -116,7 +191,7 @@ impl Nfs {
             return Ok(());
         }
         // The mode may be another one by now, which stays but for these bits.
-        let _modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
+        let _modes = lock(&self.modes);
         let mode = fstat(&object.fd)?.st_mode;
         if dropped(mode) != 0 {
             rustix::fs::chmod(object.path(), Mode::from_raw_mode(mode & 0o7777 & !dropped(mode)))?;

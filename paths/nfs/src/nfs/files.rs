@@ -1,10 +1,10 @@
-//! READ, WRITE and COMMIT. The contents are the cache's (`data`).
+//! READ, READLINK, WRITE and COMMIT. The contents of files are the cache's (`data`).
 use nfs3_types::nfs3::{
-    COMMIT3resfail, COMMIT3resok, Nfs3Option, READ3resfail, READ3resok, WRITE3resfail, WRITE3resok, nfsstat3,
-    post_op_attr, stable_how, wcc_data, writeverf3,
+    COMMIT3resfail, COMMIT3resok, Nfs3Option, READ3resfail, READ3resok, READLINK3resfail, READLINK3resok,
+    WRITE3resfail, WRITE3resok, nfspath3, nfsstat3, post_op_attr, stable_how, wcc_data, writeverf3,
 };
 use nfs3_types::xdr_codec::Opaque;
-use rustix::fs::Access;
+use rustix::fs::{Access, FileType};
 
 use super::{Nfs, Packed, Request, TRANSFER_MAX, accepted, refused};
 use crate::call::{Answer, Caller, Payload};
@@ -63,6 +63,27 @@ impl Nfs {
         }
         self.data.seen(key, &object.stat)?;
         Ok(self.data.read(key, || self.export.open_to_read(object), at, count)?)
+    }
+
+    pub(super) fn readlink(&self, mut request: Request<'_>) -> Packed {
+        let handle = request.handle()?;
+        request.args.end()?;
+        let (object, key) = match self.object(handle) {
+            Ok(found) => found,
+            Err(failed) => return Ok(refused(failed, READLINK3resfail::default())),
+        };
+        let symlink_attributes = post_op_attr::Some(self.attributes(&object.stat, &key));
+        let read = if object.kind() == FileType::Symlink {
+            rustix::fs::readlinkat(&object.fd, c"", Vec::new()).map_err(Failed::from)
+        } else {
+            Err(Failed(nfsstat3::NFS3ERR_INVAL))
+        };
+        Ok(match read {
+            Ok(target) => {
+                accepted(READLINK3resok { symlink_attributes, data: nfspath3(Opaque::owned(target.into_bytes())) })
+            }
+            Err(failed) => refused(failed, READLINK3resfail { symlink_attributes }),
+        })
     }
 
     pub(super) fn write(&self, mut request: Request<'_>, payload: &mut Payload<'_>) -> Packed {

@@ -22,7 +22,7 @@ use crate::status::{Failed, Outcome};
 use crate::xdr::pack;
 
 /// What a listing may have in bytes.
-struct Room {
+struct Limits {
     /// For names and cookies.
     names: usize,
     /// For everything.
@@ -35,7 +35,7 @@ impl Nfs {
         let (cookie, _verifier) = (request.args.u64()?, request.args.array::<8>()?);
         let count = request.args.u32()?.min(LISTING_MAX) as usize;
         request.args.end()?;
-        Ok(self.list(request.caller, handle, cookie, &Room { names: count, all: count }, false))
+        Ok(self.list(request.caller, handle, cookie, &Limits { names: count, all: count }, false))
     }
 
     pub(super) fn readdirplus(&self, mut request: Request<'_>) -> Packed {
@@ -44,10 +44,10 @@ impl Nfs {
         let names = request.args.u32()?.min(LISTING_MAX) as usize;
         let all = request.args.u32()?.min(LISTING_MAX) as usize;
         request.args.end()?;
-        Ok(self.list(request.caller, handle, cookie, &Room { names, all }, true))
+        Ok(self.list(request.caller, handle, cookie, &Limits { names, all }, true))
     }
 
-    fn list(&self, caller: &Caller, handle: &[u8], cookie: u64, room: &Room, is_plus: bool) -> Vec<u8> {
+    fn list(&self, caller: &Caller, handle: &[u8], cookie: u64, limits: &Limits, is_plus: bool) -> Vec<u8> {
         // The results of both have the same fields at this place.
         let refuse = |failed, dir_attributes| {
             if is_plus {
@@ -61,7 +61,7 @@ impl Nfs {
             Err(failed) => return refuse(failed, Nfs3Option::None),
         };
         let listed =
-            directory.expect_directory().and_then(|()| self.entries(caller, &directory, cookie, room, is_plus));
+            directory.expect_directory().and_then(|()| self.entries(caller, &directory, cookie, limits, is_plus));
         let dir_attributes = self.after(&directory, &key);
         match listed {
             Ok(entries) => {
@@ -82,7 +82,7 @@ impl Nfs {
         caller: &Caller,
         directory: &Object,
         cookie: u64,
-        room: &Room,
+        limits: &Limits,
         is_plus: bool,
     ) -> Outcome<Vec<u8>> {
         if cookie > i64::MAX as u64 {
@@ -90,9 +90,9 @@ impl Nfs {
         }
         let is_root = self.export.is_root(directory);
         // Not many more than there is room for: what is read beyond is read again.
-        let len = if is_plus { room.all / 4 } else { room.names };
+        let len = if is_plus { limits.all / 4 } else { limits.names };
         let mut buffer = vec![MaybeUninit::uninit(); len.clamp(1 << 10, LISTING_MAX as usize)];
-        let mut listing = Listing::new(room);
+        let mut listing = Listing::new(limits);
         let is_end = act_as(caller, || {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             // By its path and not by a name in itself, which only those may look up that may search it.
@@ -132,21 +132,21 @@ const HEAD: usize = 4 + 88 + 8 + 8;
 
 /// Entries as they are packed.
 struct Listing<'a> {
-    room: &'a Room,
+    limits: &'a Limits,
     packed: Vec<u8>,
     names: usize,
     count: usize,
 }
 
 impl<'a> Listing<'a> {
-    fn new(room: &'a Room) -> Self {
-        Self { room, packed: Vec::new(), names: 0, count: 0 }
+    fn new(limits: &'a Limits) -> Self {
+        Self { limits, packed: Vec::new(), names: 0, count: 0 }
     }
 
     /// Adds an entry. False: there is no room for it.
     fn push(&mut self, name: &CStr, entry: &[u8]) -> bool {
         let names = self.names + 4 + 8 + 4 + name.count_bytes().next_multiple_of(4) + 8;
-        if names > self.room.names || HEAD + self.packed.len() + 4 + entry.len() > self.room.all {
+        if names > self.limits.names || HEAD + self.packed.len() + 4 + entry.len() > self.limits.all {
             return false;
         }
         self.packed.extend_from_slice(&pack(&true));

@@ -14,7 +14,7 @@ use pagemill::{Allocator, Gfp, Page, PageCache};
 use crate::call::{Answer, Call, Caller, Credential, Payload, Status};
 use crate::credentials::Squash;
 use crate::data::Data;
-use crate::export::{Export, Settings};
+use crate::export::{Export, ExportSettings};
 use crate::handles::Key;
 use crate::nfs::Nfs;
 use crate::server::Service;
@@ -50,7 +50,8 @@ impl Served {
     }
 
     fn of(folder: tempfile::TempDir, read_only: bool, squash: bool) -> Self {
-        let settings = Settings { directory: folder.path().join("tree"), read_only, squash: Squash { root: squash } };
+        let settings =
+            ExportSettings { directory: folder.path().join("tree"), read_only, squash: Squash { root: squash } };
         let export = Export::open(&settings, &Key::from_file(&folder.path().join("key")).unwrap()).unwrap();
         let allocator = Allocator::builder().pages(8192).build().unwrap();
         let data = Data::new(PageCache::builder(&allocator).build());

@@ -28,7 +28,7 @@ pub(super) fn accept(listener: &TcpListener, hub: &Hub, allows: &Allows) {
         let now = Instant::now();
         let number = ((now - start).as_nanos() / tick.as_nanos()) as u64;
         if hub.clock.set(number) {
-            hub.table.all().iter().for_each(|connection| connection.end_if_stalled(number, hub));
+            hub.connections.all().iter().for_each(|connection| connection.end_if_stalled(number, hub));
         }
         paused_until = paused_until.filter(|&until| until > now);
         if paused_until.is_none() && accept_all(listener, hub, allows).is_err() {
@@ -75,7 +75,7 @@ fn add(hub: &Hub, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
     // A peer that vanished while it was idle keeps its place for two hours, and not for good.
     let _ = set_socket_keepalive(&socket, true);
     let new = |token| Connection::new(token, socket, peer, hub);
-    let Some(connection) = hub.table.add(hub.settings.connections, new) else {
+    let Some(connection) = hub.connections.add(hub.settings.connections, new) else {
         hub.counters.refused_full.fetch_add(1, Relaxed);
         return Ok(());
     };

@@ -319,7 +319,7 @@ impl Connection {
         drop(queue);
         // The table's handle may be the last one but this thread's; the descriptor is closed with that.
         let _ = self.socket.shutdown(Shutdown::Both);
-        hub.table.remove(self.token);
+        hub.connections.remove(self.token);
     }
 
     #[cfg(test)]

@@ -5,15 +5,15 @@ use pagemill::Cancel;
 
 use super::Settings;
 use super::clock::Clock;
+use super::connections::Connections;
 use super::counters::Counters;
 use super::crew::Crew;
 use super::poller::Poller;
 use super::room::Room;
-use super::table::Table;
 
 pub(super) struct Hub {
     pub(super) poller: Arc<Poller>,
-    pub(super) table: Table,
+    pub(super) connections: Connections,
     pub(super) room: Arc<Room>,
     pub(super) counters: Counters,
     pub(super) settings: Settings,

@@ -11,14 +11,12 @@ use std::io::IoSliceMut;
 use std::mem;
 use std::ops::Range;
 
-use pagemill::Page;
+use pagemill::{PAGE_SIZE, Page};
 
 use super::counters::Why;
 use super::room::Reserved;
 use crate::pages::{PageArray, SLOTS};
 use crate::record::{self, DATA_MAX, Kind, MARK, Mark, RECORD_MAX, SMALL_MAX};
-
-const PAGE_SIZE: usize = 4096;
 
 const _: () = assert!(SLOTS > DATA_MAX / PAGE_SIZE + 1);
 

@@ -8,10 +8,10 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// Names a connection in an event: its place, and which of the place's connections.
+/// Names a connection in an event: its slot, and which of the slot's connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Token {
-    pub(super) place: u32,
+    pub(super) slot: u32,
     /// 31 bits: after two billion connections an old event may reach a new one, which it does not hurt.
     pub(super) generation: u32,
 }
@@ -28,7 +28,7 @@ const STOP: u64 = u64::MAX;
 
 impl Event {
     fn to_data(self) -> EventData {
-        let data = |token: Token, side| u64::from(token.place) << 32 | u64::from(token.generation << 1) | side;
+        let data = |token: Token, side| u64::from(token.slot) << 32 | u64::from(token.generation << 1) | side;
         EventData::new_u64(match self {
             Self::Input(token) => data(token, 0),
             Self::Output(token) => data(token, 1),
@@ -36,7 +36,7 @@ impl Event {
         })
     }
     fn new(data: u64) -> Self {
-        let token = Token { place: (data >> 32) as u32, generation: data as u32 >> 1 };
+        let token = Token { slot: (data >> 32) as u32, generation: data as u32 >> 1 };
         match data {
             STOP => Self::Stop,
             _ if data & 1 == 0 => Self::Input(token),

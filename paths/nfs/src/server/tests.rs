@@ -309,7 +309,7 @@ fn reader_that_is_slow_stops_nobody() {
     let stream: Vec<_> = (0..64).flat_map(|xid| record(xid, MANY, &many.to_be_bytes())).collect();
     slow.send(&stream);
     // It takes nothing until the socket is full.
-    until(|| server.hub.table.all().iter().any(|connection| connection.is_blocked()));
+    until(|| server.hub.connections.all().iter().any(|connection| connection.is_blocked()));
     let mut other = Client::new(address);
     for xid in 0..1000 {
         other.send(&record(xid, ECHO, b"here"));
@@ -395,7 +395,7 @@ fn connection_that_ends_within_a_record_frees_its_pages() {
         drop(client);
         until(|| server.counters().closed(Why::Broken) == round);
     }
-    until(|| server.hub.table.len() == 0 && server.hub.room.free() == 256);
+    until(|| server.hub.connections.len() == 0 && server.hub.room.free() == 256);
     let mut client = Client::new(address);
     client.send(&record);
     assert_eq!(client.results(), (1, write_results(&data)));
@@ -459,7 +459,7 @@ fn more_connections_than_the_limit_are_refused() {
     until(|| server.counters().refused_full.load(SeqCst) == 1);
     let [first, mut second] = clients;
     drop(first);
-    until(|| server.counters().closed(Why::Ended) == 1 && server.hub.table.len() == 1);
+    until(|| server.counters().closed(Why::Ended) == 1 && server.hub.connections.len() == 1);
     let mut third = Client::new(address);
     for client in [&mut second, &mut third] {
         client.send(&record(2, NULL, &[]));
@@ -647,6 +647,6 @@ fn stop_with_connections_in_every_state() {
     });
     let hub = server.hub.clone();
     stop(server).recv_timeout(DEADLINE).unwrap();
-    assert_eq!((hub.table.len(), hub.counters.connections()), (0, 0));
+    assert_eq!((hub.connections.len(), hub.counters.connections()), (0, 0));
     assert!(lock(&clients).iter_mut().all(Client::is_closed));
 }
