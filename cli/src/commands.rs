@@ -43,7 +43,7 @@ pub(crate) fn crypt(args: &pagemill_crypt::commands::CryptArgs) -> Result<(), Fa
 #[cfg(feature = "nfs")]
 pub(crate) fn nfs(args: &pagemill_nfs::commands::NfsArgs) -> Result<(), Failure> {
     let said = pagemill_nfs::commands::run(args, &mut |what| warn("nfs", what))
-        .map_err(|error| failed(args.name(), &error, error.next_step()))?;
+        .map_err(|error| failed(args.name(), &error, Some(error.next_step())))?;
     print(&said)
 }
 

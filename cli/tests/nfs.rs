@@ -682,7 +682,17 @@ fn what_cannot_be_served_is_refused_with_the_next_step() {
         refused(&folder, &format!("nfs serve tree --state key --address {address}"), &[address, "--allow"]);
     }
     refused(&folder, "nfs serve missing --state key", &["missing does not exist", "give a directory that does"]);
-    refused(&folder, "nfs serve file --state key", &["file is no directory"]);
+    refused(&folder, "nfs serve file --state key", &["file is no directory", "give a directory"]);
+    // It has no handles, and no key is left behind for them.
+    refused(&folder, "nfs serve /proc --state new-key", &["no file handles", "ext4"]);
+    assert!(!Path::new(&folder.path("new-key")).exists());
+    for key in ["file", "tree", "file/key", "/proc/key"] {
+        refused(&folder, &format!("nfs serve tree --state {key}"), &[key, "--state"]);
+    }
+    refused(&folder, "nfs serve tree --state key --cache 1T", &["this machine's memory", "give less"]);
+    for stats in ["file", "missing/socket"] {
+        refused(&folder, &format!("nfs serve tree --state key --cache 16M --stats {stats}"), &[stats, "--stats"]);
+    }
     let server = Server::start(&folder, "--cache 16M");
     let port = server.address.port().to_string();
     refused(&folder, &format!("nfs serve tree --state key --cache 16M --port {port}"), &[&port, "in use", "--port"]);

@@ -13,7 +13,7 @@ use rustix::fs::Mode;
 use rustix::thread::UnshareFlags;
 
 use crate::call::{Caller, Credential};
-use crate::error::Error;
+use crate::error::{AS_ROOT, Error};
 use crate::syscalls::{set_fs_group, set_fs_user, set_groups};
 
 /// Nobody.
@@ -56,7 +56,7 @@ thread_local! {
 pub(crate) fn expect_privileges() -> Result<(), Error> {
     act_as(&Caller { uid: ANONYMOUS, gid: ANONYMOUS, groups: Vec::new() }, || Ok(())).map_err(|_| {
         let lacks = "this process may not act for other users (it lacks CAP_SETUID or CAP_SETGID)";
-        Error::unavailable(lacks, "run it as root")
+        Error::new(lacks, AS_ROOT)
     })
 }
 

@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use crate::call::{Caller, Credential};
 use crate::credentials::{Squash, act_as};
 use crate::data::FileKey;
-use crate::error::Error;
-use crate::handles::{Handle, Handles, Key};
+use crate::error::{AS_ROOT, Error};
+use crate::handles::{Handle, Handles, Key, kernel_handle};
 use crate::status::{Failed, Outcome};
 use crate::syscalls::{access, open_by_handle};
 
@@ -28,6 +28,8 @@ use crate::syscalls::{access, open_by_handle};
 #[derive(Clone, Debug)]
 pub(crate) struct ExportSettings {
     pub(crate) directory: PathBuf,
+    /// The file with the key of its handles.
+    pub(crate) key: PathBuf,
     pub(crate) read_only: bool,
     pub(crate) squash: Squash,
 }
@@ -115,36 +117,41 @@ impl Name {
 }
 
 impl Export {
-    /// Whether there is a directory to export.
-    pub(crate) fn check(settings: &ExportSettings) -> Result<File, Error> {
-        let shown = settings.directory.display();
-        let mount = File::open(&settings.directory).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => {
-                Error::unavailable(format!("{shown} does not exist"), "give a directory that does")
-            }
-            _ => Error::io(shown.to_string(), error),
+    /// Opens the tree, and reads the key of its handles or makes one.
+    pub(crate) fn open(settings: &ExportSettings) -> Result<Self, Error> {
+        let (directory, shown) = (&settings.directory, &settings.directory.display());
+        let unopened = |error: io::Error| Error::io(shown, error, "give a directory that can be opened");
+        let mount = File::open(directory).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Error::new(format!("{shown} does not exist"), "give a directory that does"),
+            io::ErrorKind::PermissionDenied => Error::io(shown, error, AS_ROOT),
+            _ => unopened(error),
         })?;
         if !mount.metadata().is_ok_and(|there| there.is_dir()) {
-            return Err(Error::Request(format!("{shown} is no directory, and nothing else can be exported")));
+            return Err(Error::new(
+                format!("{shown} is no directory, and nothing else can be exported"),
+                "give a directory",
+            ));
         }
-        Ok(mount)
-    }
-
-    pub(crate) fn open(settings: &ExportSettings, key: &Key) -> Result<Self, Error> {
-        let mount = Self::check(settings)?;
-        let (directory, shown) = (&settings.directory, settings.directory.display());
         let root = rustix::fs::openat(&mount, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|error| Error::io(shown.to_string(), error))?;
-        let handles = Handles::new(key, root.as_fd()).map_err(|error| {
-            Error::unavailable(
-                format!("the file system of {shown} has no file handles: {}", crate::error::said(&error)),
-                "export a directory of ext4, XFS, Btrfs or tmpfs",
-            )
+            .map_err(|error| unopened(error.into()))?;
+        // Now and not at the first request: are there handles, and may this process open them?
+        let has_none = |error: io::Error| {
+            let what = format!("the file system of {shown} has no file handles");
+            Error::io(what, error, "export a directory of ext4, XFS, Btrfs or tmpfs")
+        };
+        let mut own = kernel_handle(root.as_fd()).map_err(has_none)?;
+        open_by_handle(mount.as_fd(), &mut own).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                Error::new("this process may not open files by their handles (it lacks CAP_DAC_READ_SEARCH)", AS_ROOT)
+            }
+            _ => has_none(error),
         })?;
-        let real = std::fs::canonicalize(directory).map_err(|error| Error::io(shown.to_string(), error))?;
-        let named = std::path::absolute(directory).map_err(|error| Error::io(shown.to_string(), error))?;
+        let real = std::fs::canonicalize(directory).map_err(unopened)?;
+        let named = std::path::absolute(directory).map_err(unopened)?;
         let largest_file = largest_file(mount.as_fd());
-        let this = Self {
+        // The key last: none is made for a directory that cannot be served.
+        let handles = Handles::new(&Key::from_file(&settings.key)?, &own);
+        Ok(Self {
             root,
             mount,
             names: [named, real],
@@ -152,17 +159,7 @@ impl Export {
             is_read_only: settings.read_only,
             squash: settings.squash,
             largest_file,
-        };
-        // Now and not at the first request: may this process open handles, and act for others?
-        let own = this.handles.handle(this.root.as_fd()).map_err(|error| Error::io(shown.to_string(), error))?;
-        this.reopen(own.as_ref()).map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => Error::unavailable(
-                "this process may not open files by their handles (it lacks CAP_DAC_READ_SEARCH)",
-                "run it as root",
-            ),
-            _ => Error::io(format!("{shown} by its handle"), error),
-        })?;
-        Ok(this)
+        })
     }
 
     pub(crate) fn caller(&self, credential: &Credential) -> Caller {
@@ -175,11 +172,6 @@ impl Export {
 
     pub(crate) fn is_read_only(&self) -> bool {
         self.is_read_only
-    }
-
-    fn reopen(&self, handle: &[u8]) -> io::Result<OwnedFd> {
-        let mut kernel = self.handles.check(handle).ok_or(Errno::BADMSG)?;
-        open_by_handle(self.mount.as_fd(), &mut kernel)
     }
 
     /// The generation in the key of a handle's file. None: this server did not make the handle.

@@ -16,6 +16,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nfs3_types::nfs3::NFS3_FHSIZE;
+use rustix::io::Errno;
 use siphasher::sip::SipHasher24;
 
 use crate::error::Error;
@@ -32,27 +33,23 @@ impl Key {
     /// Reads the key, or makes one if there is no such file.
     pub(crate) fn from_file(path: &Path) -> Result<Self, Error> {
         let shown = path.display();
+        let another = "name another file with --state FILE";
         let mut file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Self::create(path).map_err(|error| {
-                    Error::unavailable(
-                        format!("the key of file handles cannot be kept in {shown}: {error}"),
-                        "name another file with --state FILE",
-                    )
-                });
+                let what = format!("the key of file handles cannot be kept in {shown}");
+                return Self::create(path).map_err(|error| Error::io(what, error, another));
             }
-            Err(error) => return Err(Error::io(format!("the key of file handles, {shown}"), error)),
+            Err(error) => return Err(Error::io(format!("the key of file handles, {shown}"), error, another)),
         };
-        let there = file.metadata().map_err(|error| Error::io(format!("{shown}"), error))?;
-        if !there.is_file() || there.mode() & 0o077 != 0 || there.len() != 16 {
-            return Err(Error::unavailable(
+        let mut key = [0; 16];
+        let is_key = file.metadata().is_ok_and(|it| it.is_file() && it.mode() & 0o077 == 0 && it.len() == 16);
+        if !is_key || file.read_exact(&mut key).is_err() {
+            return Err(Error::new(
                 format!("{shown} is not a key of file handles: 16 bytes that only their owner may read"),
                 "name another file with --state FILE, or remove this one: clients then have to mount again",
             ));
         }
-        let mut key = [0; 16];
-        file.read_exact(&mut key).map_err(|error| Error::io(format!("{shown}"), error))?;
         Ok(Self(key))
     }
 
@@ -92,6 +89,15 @@ impl AsRef<[u8]> for Handle {
     }
 }
 
+/// The kernel's handle of an open file.
+///
+/// # Errors
+/// `EOPNOTSUPP`: the file system has none. `EOVERFLOW`: it is too long for NFS.
+pub(crate) fn kernel_handle(file: BorrowedFd<'_>) -> io::Result<KernelHandle> {
+    let handle = name_to_handle(file)?;
+    if HEAD + handle.bytes().len() + MARK > NFS3_FHSIZE { Err(Errno::OVERFLOW.into()) } else { Ok(handle) }
+}
+
 /// Makes and checks handles.
 pub(crate) struct Handles {
     marks: SipHasher24,
@@ -100,12 +106,9 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// For the export with this root.
-    ///
-    /// # Errors
-    /// The file system has no handles.
-    pub(crate) fn new(key: &Key, root: BorrowedFd<'_>) -> io::Result<Self> {
-        Ok(Self { marks: SipHasher24::new_with_key(&key.0), export: name_to_handle(root)?.bytes().to_vec() })
+    /// For the export whose root has this handle.
+    pub(crate) fn new(key: &Key, root: &KernelHandle) -> Self {
+        Self { marks: SipHasher24::new_with_key(&key.0), export: root.bytes().to_vec() }
     }
 
     fn mark(&self, handle: &[u8]) -> [u8; MARK] {
@@ -120,13 +123,10 @@ impl Handles {
     /// The handle of an open file.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the file system has none. `EOVERFLOW`: it is too long for NFS.
+    /// As [`kernel_handle`].
     pub(crate) fn handle(&self, file: BorrowedFd<'_>) -> io::Result<Handle> {
-        let kernel = name_to_handle(file)?;
+        let kernel = kernel_handle(file)?;
         let len = HEAD + kernel.bytes().len() + MARK;
-        if len > NFS3_FHSIZE {
-            return Err(rustix::io::Errno::OVERFLOW.into());
-        }
         let mut bytes = [0; NFS3_FHSIZE];
         bytes[0] = VERSION;
         bytes[1..HEAD].copy_from_slice(&kernel.kind().to_le_bytes());

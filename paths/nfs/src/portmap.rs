@@ -36,15 +36,13 @@ impl Registered {
         for program in [nfs3::PROGRAM, mount::PROGRAM] {
             // Dropped here, it takes back what it did.
             let is_set = ask(portmapper, SET, program, port).map_err(|error| {
-                Error::unavailable(
-                    format!("the portmapper at {portmapper}: {}", crate::error::said(&error)),
-                    "start rpcbind, or leave --register out and tell clients the port",
-                )
+                let what = format!("the portmapper at {portmapper}");
+                Error::io(what, error, "start rpcbind, or leave --register out and tell clients the port")
             })?;
             if !is_set {
-                return Err(Error::unavailable(
+                return Err(Error::new(
                     format!("the portmapper has another server for program {program}, or lets only root register"),
-                    "`rpcinfo -p` lists what is registered",
+                    "see what is registered with `rpcinfo -p`, and stop the other server or leave --register out",
                 ));
             }
             this.programs.push(program);
@@ -133,7 +131,7 @@ mod tests {
     fn a_portmapper_that_refuses_or_is_not_there_is_an_error_that_says_what_to_do() {
         let (address, asked) = portmapper(&[1, 0, 1]);
         let refused = Registered::at(address, 2049).err().unwrap();
-        assert!(refused.next_step().unwrap().contains("rpcinfo"), "{refused}");
+        assert!(refused.next_step().contains("rpcinfo"), "{refused}");
         // What it did is taken back, and nothing else: MOUNT is another server's.
         let asked = asked.join().unwrap();
         assert_eq!(
@@ -141,6 +139,6 @@ mod tests {
             [(SET, 100_003), (SET, 100_005), (UNSET, 100_003)]
         );
         let missing = Registered::at(address, 2049).err().unwrap();
-        assert!(missing.next_step().unwrap().contains("rpcbind"), "{missing}");
+        assert!(missing.next_step().contains("rpcbind"), "{missing}");
     }
 }

@@ -36,7 +36,7 @@ impl FromStr for Network {
         let len = bits(address).1;
         let prefix = prefix.map_or(Ok(len), |prefix| prefix.parse().map_err(|_| wrong()))?;
         if prefix > len {
-            return Err(format!("{text:?}: an address has {len} bits"));
+            return Err(format!("{text:?}: this address has {len} bits, so give /{len} at most"));
         }
         Ok(Self { address, prefix })
     }

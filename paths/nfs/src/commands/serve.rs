@@ -18,9 +18,7 @@ use super::report::Report;
 use crate::Error;
 use crate::credentials::{Squash, expect_privileges};
 use crate::data::Data;
-use crate::error::said;
 use crate::export::{Export, ExportSettings};
-use crate::handles::Key;
 use crate::nfs::Nfs;
 use crate::pages::SLOTS;
 use crate::portmap::Registered;
@@ -99,6 +97,9 @@ pub(super) struct ServeArgs {
     one_by_one: bool,
 }
 
+const MORE_LIMITS: &str = "allow more open files and threads (`ulimit -n`, `ulimit -u`), or give fewer --threads";
+const ANOTHER_ADDRESS: &str = "name another address or port with --address or --port";
+
 /// Files that nobody uses are closed after once to twice this time.
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 
@@ -116,29 +117,28 @@ fn cache(text: &str) -> Result<PageCount, String> {
     };
     let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T behind it if you like".to_owned())?;
     let bytes = number.checked_mul(1 << shift).filter(|bytes| CACHE.contains(bytes));
-    bytes.map(|bytes| PageCount::new((bytes / PAGE_SIZE as u64) as usize)).ok_or_else(|| "1M to 1T".to_owned())
+    bytes.map(|bytes| PageCount::new((bytes / PAGE_SIZE as u64) as usize)).ok_or_else(|| "give 1M to 1T".to_owned())
 }
 
 pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<String, Error> {
     if !args.address.is_loopback() && args.allow.is_empty() {
         let address = args.address;
-        return Err(Error::Request(format!(
-            "{address} can be reached by other machines: name the clients to serve with --allow IP[/BITS],...; --help says \
-             what NFSv3 does not protect"
-        )));
+        return Err(Error::new(
+            format!("{address} can be reached by other machines"),
+            "name the clients to serve with --allow IP[/BITS],...; --help says what NFSv3 does not protect",
+        ));
     }
     // Before anything else is refused for want of them.
     expect_privileges()?;
     let settings = ExportSettings {
         directory: args.directory.clone(),
+        key: args.state.clone(),
         read_only: args.read_only,
         squash: Squash { root: !args.no_root_squash },
     };
-    // Before a key is made for nothing.
-    Export::check(&settings)?;
-    let export = Export::open(&settings, &Key::from_file(&args.state)?)?;
+    let export = Export::open(&settings)?;
     // From here on SIGTERM and SIGINT write a byte here instead of ending the process.
-    let mut stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
+    let mut stop = signals().map_err(|error| Error::io("waiting for signals", error, MORE_LIMITS))?;
 
     raise_descriptor_limit();
     let settings = server_settings(args);
@@ -146,14 +146,14 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let stats = args.stats.as_ref().map(|path| show(path, &memory.allocator)).transpose()?;
     let at = SocketAddr::new(args.address, args.port);
     let listener = listen(at)?;
-    let at = listener.local_addr().map_err(|error| Error::io(at.to_string(), error))?;
+    let at = listener.local_addr().map_err(|error| Error::io(at, error, ANOTHER_ADDRESS))?;
     let allowed = args.allow.clone();
     let allows = move |peer: IpAddr| {
         if allowed.is_empty() { peer.to_canonical().is_loopback() } else { allowed.iter().any(|it| it.has(peer)) }
     };
     let programs = Arc::new(Programs::new(Nfs::new(export, Data::new(memory.cache.clone())), args.insecure));
     let server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
-        .map_err(|error| Error::io("starting the server's threads", error))?;
+        .map_err(|error| Error::io("starting the server's threads", error, MORE_LIMITS))?;
     let registered = args.register.then(|| Registered::new(at.port())).transpose()?;
     // Programs read the address: it is what follows the last ` at `, up to the last `: `.
     notice(&format!("serving {} at {at}: {} threads", args.directory.display(), args.threads));
@@ -173,7 +173,9 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         Err(error) => {
             // The figures matter most then.
             text.lines().for_each(notice);
-            Err(Error::io("writing back what clients wrote", error))
+            let next =
+                "mend the disk or make room, and start the server again: clients send what they have not committed";
+            Err(Error::io("writing back what clients wrote", error, next))
         }
     }
 }
@@ -214,14 +216,16 @@ fn listen(at: SocketAddr) -> Result<TcpListener, Error> {
         let next = match error.kind() {
             ErrorKind::AddrInUse => "name another port with --port, or stop the program that has this one",
             ErrorKind::AddrNotAvailable => "name an address of this machine with --address",
-            _ => return Error::io(at.to_string(), error),
+            ErrorKind::PermissionDenied => "run it as root, or name a port from 1024 on with --port",
+            _ => ANOTHER_ADDRESS,
         };
-        Error::unavailable(format!("{at}: {}", said(&error)), next)
+        Error::io(at, error, next)
     })
 }
 
 fn show(path: &std::path::Path, allocator: &Allocator) -> Result<StatsServer, Error> {
-    let stats = StatsServer::bind(path).map_err(|error| Error::io(path.display().to_string(), error))?;
+    let stats =
+        StatsServer::bind(path).map_err(|error| Error::io(path.display(), error, "name another path with --stats"))?;
     stats.show("nfs", allocator);
     Ok(stats)
 }
@@ -232,21 +236,37 @@ struct Memory {
     cache: PageCache,
 }
 
+/// The machine's memory.
+fn machine_pages() -> usize {
+    let system = rustix::system::sysinfo();
+    (system.totalram as u64 * u64::from(system.mem_unit) / PAGE_SIZE as u64) as usize
+}
+
 impl Memory {
     fn new(cache: Option<PageCount>, server: &server::Settings) -> Result<Self, Error> {
         let beside = server.threads * SLOTS + server.unfinished_pages;
+        let machine = machine_pages();
+        if cache.is_some_and(|cache| cache.get() > machine) {
+            return Err(Error::new(
+                format!("--cache is more than this machine's memory of {} MiB", machine >> 8),
+                "give less, or leave --cache out for half of the memory",
+            ));
+        }
         let builder = Allocator::builder();
         let builder = match cache {
             // 1/64 more, and 4096 pages, for the per-CPU lists.
             Some(cache) => builder.pages(cache.get() + beside + cache.get() / 64 + 4096),
             None => builder,
         };
-        let allocator = builder.build().map_err(|error| Error::Memory(error.to_string()))?;
+        let allocator = builder.build().map_err(|error| {
+            Error::new(format!("no memory for pages: {error}"), "give less with --cache, or make memory free")
+        })?;
         let most = allocator.managed_pages().get().saturating_sub(beside + 4096);
         let limit = cache.map_or(most, PageCount::get);
         if limit < 256 || limit > most {
             let needs = ((beside + 4096 + 256) * PAGE_SIZE) >> 20;
-            return Err(Error::Memory(format!("{needs} MiB and the cache are needed")));
+            let what = format!("half of the memory is not enough: {needs} MiB and the cache are needed");
+            return Err(Error::new(what, "give fewer --threads, or the size of the cache with --cache"));
         }
         let cache = PageCache::builder(&allocator).limit(PageCount::new(limit)).named("nfs").build();
         Ok(Self { allocator, cache })

@@ -50,9 +50,9 @@ impl Served {
     }
 
     fn of(folder: tempfile::TempDir, read_only: bool, squash: bool) -> Self {
-        let settings =
-            ExportSettings { directory: folder.path().join("tree"), read_only, squash: Squash { root: squash } };
-        let export = Export::open(&settings, &Key::from_file(&folder.path().join("key")).unwrap()).unwrap();
+        let (directory, key) = (folder.path().join("tree"), folder.path().join("key"));
+        let settings = ExportSettings { directory, key, read_only, squash: Squash { root: squash } };
+        let export = Export::open(&settings).unwrap();
         let allocator = Allocator::builder().pages(8192).build().unwrap();
         let data = Data::new(PageCache::builder(&allocator).build());
         let programs = Programs::new(Nfs::new(export, data), false);
@@ -363,7 +363,7 @@ fn a_key_that_others_can_read_or_that_is_none_is_refused() {
     assert!(Key::from_file(&path).is_err_and(|error| error.to_string().contains("only their owner may read")));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     fs::write(&path, "short").unwrap();
-    assert!(Key::from_file(&path).is_err_and(|error| error.next_step().unwrap().contains("--state")));
+    assert!(Key::from_file(&path).is_err_and(|error| error.next_step().contains("--state")));
 }
 
 #[test]
