@@ -3,6 +3,8 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+pub(crate) use pagemill_command::said;
+
 /// The exit code of a command line that makes no sense, as clap has it.
 #[cfg(feature = "bench")]
 pub(crate) const USAGE: u8 = 2;
@@ -113,10 +115,4 @@ pub(crate) fn printable(text: &str) -> String {
         if char.is_control() { shown.extend(char.escape_default()) } else { shown.push(char) }
     }
     shown
-}
-
-/// The system's message, without the error number that Rust adds.
-pub(crate) fn said(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_owned()
 }

@@ -47,6 +47,7 @@ const LIGHTLY: &[(&str, u8)] = &[
     ("pagemill-bench", 0),
     ("pagemill-crypt-bench", 0),
     ("pagemill-cli", 0),
+    ("pagemill-command", 0),
     ("pagemill-nfs", 0),
     ("pagemill-nfs-bench", 0),
     ("pagemill-nvme", 0),

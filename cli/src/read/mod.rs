@@ -18,6 +18,7 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use indicatif::{BinaryBytes, ProgressBar};
 use pagemill::{Advice, PAGE_SIZE, PageCache, PageCount};
+use pagemill_command::size;
 
 use crate::allocator::default_allocator;
 use crate::failure::{Failure, said};
@@ -143,19 +144,6 @@ fn named(path: PathBuf) -> Result<PathBuf, String> {
         b"-" => Err("standard input has no pages to read ahead: use `cat`, or ./- for a file of that name".to_owned()),
         _ => Ok(path),
     }
-}
-
-/// A number of bytes: plain, or with K, M, G or T.
-fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
-        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
-        Some(b'T' | b't') => (&text[..text.len() - 1], 40),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T behind it if you like".to_owned())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "larger than any memory".to_owned())
 }
 
 fn batch(text: &str) -> Result<usize, String> {
@@ -343,11 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_suffixes_and_bounds() {
-        assert_eq!(["0", "512", "4k", "3G"].map(size), [Ok(0), Ok(512), Ok(4096), Ok(3 << 30)]);
-        for wrong in ["", "G", "-1", "1.5G", "999999999999T", "1GB", "\u{e9}"] {
-            assert!(size(wrong).is_err(), "{wrong:?}");
-        }
+    fn sizes_have_bounds() {
         assert_eq!((batch("1"), batch("64M")), (Ok(1), Ok(64 << 20)));
         assert!(batch("0").is_err() && batch("65M").is_err());
         assert_eq!((memory("64K"), memory("1T")), (Ok(64 << 10), Ok(1 << 40)));

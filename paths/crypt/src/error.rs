@@ -2,6 +2,8 @@
 use std::io;
 use std::path::Path;
 
+use pagemill_command::said;
+
 /// Why something about an encrypted volume did not work. [`Error::next_step`] says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -182,10 +184,4 @@ fn behind(text: &str) -> String {
 
 fn empty(is_empty: bool) -> &'static str {
     if is_empty { "; the passphrase is empty" } else { "" }
-}
-
-/// What the system said, without the number that Rust adds.
-fn said(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_owned()
 }

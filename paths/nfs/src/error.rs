@@ -1,6 +1,8 @@
 //! What can go wrong when the server starts, and what to do about it.
 use std::io;
 
+use pagemill_command::said;
+
 /// The next step where a privilege lacks.
 pub(crate) const AS_ROOT: &str = "run it as root";
 
@@ -19,10 +21,7 @@ impl Error {
 
     /// The system refused; `what` was being done.
     pub(crate) fn io(what: impl std::fmt::Display, source: impl Into<io::Error>, next: &'static str) -> Self {
-        let text = source.into().to_string();
-        // Without the number that Rust adds.
-        let said = text.split(" (os error").next().unwrap_or(&text);
-        Self::new(format!("{what}: {said}"), next)
+        Self::new(format!("{what}: {}", said(&source.into())), next)
     }
 
     /// What the user can do about it, in a few words.

@@ -2,6 +2,7 @@
 use std::io;
 
 use pagemill::DeviceError;
+use pagemill_command::said;
 
 use crate::Status;
 
@@ -102,10 +103,4 @@ fn after_io(kind: io::ErrorKind) -> Option<&'static str> {
         io::ErrorKind::StorageFull => Some("make room, or choose another place"),
         _ => None,
     }
-}
-
-/// What the system said, without the number that Rust adds.
-fn said(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_owned()
 }

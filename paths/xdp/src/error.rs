@@ -2,6 +2,7 @@
 use std::io;
 
 use pagemill::DeviceError;
+use pagemill_command::said;
 
 /// Why packets cannot flow. [`Error::next_step`] says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -74,9 +75,3 @@ impl Error {
 
 /// What to do without permission.
 pub(crate) const PERMISSION: &str = "run it as root, or with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF";
-
-/// What the system said, without the number that Rust adds.
-pub(crate) fn said(error: &io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_owned()
-}

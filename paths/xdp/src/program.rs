@@ -195,7 +195,7 @@ impl Attached {
             Mode::Auto => match attach(NATIVE) {
                 Ok(link) => Ok((link, false)),
                 Err(error) if is_not_native(&error) => {
-                    let why = crate::error::said(&error);
+                    let why = pagemill_command::said(&error);
                     notice(&format!("{name} takes no program in its driver ({why}): packets come by the generic hook"));
                     attach(GENERIC).map(|link| (link, true))
                 }

@@ -2,6 +2,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use pagemill_command::size;
 
 use super::hold::refuse_one_file;
 use super::open::{key_size, sector_size};
@@ -135,31 +136,4 @@ pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
         args.key_size,
     );
     Ok(Said { out, warnings: Vec::new() })
-}
-
-/// A number of bytes: plain, or with K, M, G or T.
-pub(super) fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
-        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
-        Some(b'T' | b't') => (&text[..text.len() - 1], 40),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T behind it if you like".to_owned())?;
-    // A file's length is a signed number.
-    let bytes = number.checked_mul(1 << shift).filter(|&bytes| i64::try_from(bytes).is_ok());
-    bytes.ok_or_else(|| "larger than any file".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn sizes() {
-        assert_eq!(super::size("512"), Ok(512));
-        assert_eq!(super::size("3G"), Ok(3 << 30));
-        for wrong in ["", "G", "-1", "1.5G", "9999999999T", "1GB", "\u{e9}"] {
-            assert!(super::size(wrong).is_err(), "{wrong:?}");
-        }
-    }
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use clap::Args;
 use pagemill::{PAGE_SIZE, PageCount};
+use pagemill_command::size;
 use pagemill_watch::StatsServer;
 use zeroize::Zeroizing;
 
-use super::format::size;
 use super::listen::{Place, address, listen};
 use super::memory::MemoryArgs;
 use super::open::{OpenArgs, Opened};

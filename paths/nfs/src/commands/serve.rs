@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use pagemill::{Allocator, PAGE_SIZE, PageCache, PageCount};
+use pagemill_command::size;
 use pagemill_watch::StatsServer;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -106,18 +107,11 @@ const TIDY_EVERY: Duration = Duration::from_secs(5);
 /// The least and the most memory of a cache.
 const CACHE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 40;
 
-/// A number of bytes: plain, or with K, M, G or T.
 fn cache(text: &str) -> Result<PageCount, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
-        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
-        Some(b'T' | b't') => (&text[..text.len() - 1], 40),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T behind it if you like".to_owned())?;
-    let bytes = number.checked_mul(1 << shift).filter(|bytes| CACHE.contains(bytes));
-    bytes.map(|bytes| PageCount::new((bytes / PAGE_SIZE as u64) as usize)).ok_or_else(|| "give 1M to 1T".to_owned())
+    match size(text)? {
+        bytes if CACHE.contains(&bytes) => Ok(PageCount::new((bytes / PAGE_SIZE as u64) as usize)),
+        _ => Err("give 1M to 1T".to_owned()),
+    }
 }
 
 pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<String, Error> {

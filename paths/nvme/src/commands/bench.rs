@@ -3,11 +3,12 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use clap::Args;
+use pagemill_command::size;
 use serde::Serialize;
 
+use super::json_line;
 use super::open::DriveArgs;
 use super::signals::Stop;
-use super::{json_line, size};
 use crate::Error;
 use crate::bench::{self, Figures, Load};
 

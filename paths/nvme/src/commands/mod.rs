@@ -91,20 +91,6 @@ pub fn run(args: &NvmeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error>
     Ok(Said { out })
 }
 
-/// A number of bytes: plain, or with K, M, G or T.
-fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
-        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
-        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
-        Some(b'T' | b't') => (&text[..text.len() - 1], 40),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T behind it if you like".to_owned())?;
-    let bytes = number.checked_mul(1 << shift).filter(|&bytes| i64::try_from(bytes).is_ok());
-    bytes.ok_or_else(|| "larger than any drive".to_owned())
-}
-
 /// A record of `--json`, on a line.
 fn json_line(value: &impl serde::Serialize) -> String {
     // Numbers and text, under names: there is nothing in it that JSON has not.
@@ -126,15 +112,6 @@ mod tests {
     fn parse(line: &str) -> Result<NvmeArgs, String> {
         let words = ["nvme"].into_iter().chain(line.split_whitespace());
         Program::try_parse_from(words).map(|program| program.nvme).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(size("512"), Ok(512));
-        assert_eq!(size("3G"), Ok(3 << 30));
-        for wrong in ["", "G", "-1", "1.5G", "9999999999T", "1GB", "\u{e9}"] {
-            assert!(size(wrong).is_err(), "{wrong:?}");
-        }
     }
 
     #[test]

@@ -4,10 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args};
+use pagemill_command::size;
 
 use super::open::DriveArgs;
 use super::signals::{Pipe, Stop};
-use super::size;
 use crate::Error;
 use crate::drive::{Drive, Op};
 use crate::transfer::{Moved, Place, Range, Transfer};
