@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pagemill::{Allocator, Bulk, Cancel, Filled, Gfp, PAGE_SIZE, Page};
+use serde::Serialize;
 
 use crate::sync::lock;
 
@@ -220,8 +221,8 @@ fn add(counter: &AtomicU64, more: usize) {
     counter.store(counter.load(Relaxed) + more as u64, Relaxed);
 }
 
-/// What was counted, at one moment.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+/// What was counted, at one moment. Names are those of the JSON.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct PageCounts {
     /// Refills that looked at a slice.
     pub refills: u64,

@@ -1,10 +1,10 @@
 //! The transport of the server: remote procedure calls over TCP (RFC 5531), many connections, few threads.
 //!
 //! # The way of a request
-//! Service threads wait on one `poller`, not too many at a time (`crew`). The thread that is woken for a `connection` receives what came, at most a kilobyte or
-//! one WRITE, and makes requests of it (`input`). The data of a WRITE go to pages of the thread's array. Then it gives
-//! the connection's input back, answers the requests through [`Service`], and sends the replies (`output`). A thread of its own
-//! accepts connections, and ends those that have stalled (`accept`).
+//! Service threads wait on one `poller`, not too many at a time (`crew`). The thread that is woken for a `connection` receives
+//! what came, at most a kilobyte or one WRITE, and makes requests of it (`input`). The data of a WRITE go to pages of the
+//! thread's array. Then it gives the connection's input back, answers the requests through [`Service`], and sends the replies
+//! (`output`). A thread of its own accepts connections, and ends those that have stalled (`accept`).
 //!
 //! # Invariants
 //! - S1 No thread waits for a peer: neither for the rest of a record, nor for a peer to take its replies.
@@ -13,7 +13,8 @@
 //! - S4 A thread takes one batch of a connection, and then waits for the next event: those behind it are served first.
 //!
 //! # Locks
-//! Those of a `connection`; then those of `connections` and `room`, which are leaves, and that of `crew`, with which no other is held. None is held while a procedure runs.
+//! Those of a `connection`; then those of `connections` and `room`, which are leaves, and that of `crew`, with which no other
+//! is held. None is held while a procedure runs.
 mod accept;
 mod clock;
 mod connection;

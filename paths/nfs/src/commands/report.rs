@@ -23,7 +23,8 @@ pub(super) struct Report {
     denied: u64,
     panics: u64,
     waits_for_room: u64,
-    arrays: Arrays,
+    /// What the threads' page arrays had to be filled with.
+    arrays: PageCounts,
 }
 
 /// Why connections were closed.
@@ -36,21 +37,9 @@ struct Closed {
     at_the_end: u64,
 }
 
-/// What the threads' page arrays had to be filled with.
-#[derive(Serialize)]
-struct Arrays {
-    refills: u64,
-    holes: u64,
-    pages: u64,
-    short_refills: u64,
-    sleeps: u64,
-    slept_ns: u64,
-}
-
 impl Report {
     pub(super) fn of(server: &Counters, pages: &PageCounters) -> Self {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
-        let PageCounts { refills, pages, holes, short_refills, sleeps, slept_ns } = pages.snapshot();
         Self {
             requests: of(&server.requests),
             received_bytes: of(&server.received_bytes),
@@ -70,7 +59,7 @@ impl Report {
             denied: of(&server.denied),
             panics: of(&server.panics),
             waits_for_room: of(&server.waits_for_room),
-            arrays: Arrays { refills, holes, pages, short_refills, sleeps, slept_ns },
+            arrays: pages.snapshot(),
         }
     }
 
@@ -92,7 +81,7 @@ impl fmt::Display for Report {
         writeln!(f, "             {} requests: credential or port", self.denied)?;
         writeln!(f, "             {} requests: malformed", self.garbage)?;
         writeln!(f, "closed       {} for malformed records, {} stalled", closed.malformed, closed.stalled)?;
-        let Arrays { refills, holes, pages, short_refills, sleeps, slept_ns } = arrays;
+        let PageCounts { refills, holes, pages, short_refills, sleeps, slept_ns } = arrays;
         writeln!(
             f,
             "page arrays  {refills} refills, {holes} holes, {pages} pages; {short_refills} requests came short"

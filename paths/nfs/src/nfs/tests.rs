@@ -11,7 +11,7 @@ use nfs3_types::rpc::auth_stat;
 use nfs3_types::xdr_codec::{Opaque, Pack, Unpack, Void};
 use pagemill::{Allocator, Gfp, Page, PageCache};
 
-use crate::call::{Answer, Call, Caller, Credential, Payload, Status};
+use crate::call::{Answer, Call, Caller, Credential, Pace, Payload, Status};
 use crate::credentials::Squash;
 use crate::data::Data;
 use crate::export::{Export, ExportSettings};
@@ -349,6 +349,20 @@ fn handles_survive_a_rename_and_a_restart() {
     let served = served.restarted();
     assert_eq!(served.root(), root);
     assert_eq!(served.read(&handle, 1, 3).unwrap(), (b"ell".to_vec(), false));
+}
+
+#[test]
+fn procedures_that_change_something_are_answered_once_and_expected_to_wait() {
+    for procedure in 0..=21 {
+        let changes = procedure == 2 || (7..=15).contains(&procedure);
+        let pace = match procedure {
+            6 => Pace::MayWait,
+            21 => Pace::Slow,
+            _ if changes => Pace::Slow,
+            _ => Pace::Quick,
+        };
+        assert_eq!((super::is_idempotent(procedure), super::pace(procedure)), (!changes, pace), "{procedure}");
+    }
 }
 
 #[test]
