@@ -32,6 +32,7 @@ mod table;
 mod tests;
 
 use crate::call::Payload;
+use crate::sync::lock;
 use disk::{Disk, Inner, Looked};
 use pagemill::{CachedFile, FileBacking, Lent, PAGE_SIZE, PageCache};
 use rustix::fs::Stat;
@@ -43,7 +44,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, SystemTime};
 use table::Table;
 
@@ -281,7 +282,7 @@ impl Data {
         if let Some(open) = self.table.find(key)
             && let Ok(now) = open.disk.look()
         {
-            open.looked.lock().unwrap_or_else(PoisonError::into_inner).note(now);
+            lock(&open.looked).note(now);
         }
     }
 
@@ -423,7 +424,7 @@ impl OpenFile {
         }
         if let Ok(now) = self.disk.look() {
             // What changes from now on is others' doing, unless it is a write-back.
-            self.looked.lock().unwrap_or_else(PoisonError::into_inner).note(now);
+            lock(&self.looked).note(now);
         }
         synced
     }
@@ -431,7 +432,7 @@ impl OpenFile {
     /// Looks at once if the file is not as it was. A client keeps bytes for as long as the time stays that it was told with
     /// them.
     fn look_again(&self, now: &Stat) -> io::Result<()> {
-        let is_another = self.looked.lock().unwrap_or_else(PoisonError::into_inner).is_of_another(now);
+        let is_another = lock(&self.looked).is_of_another(now);
         self.look(if is_another { Duration::ZERO } else { LOOK_EVERY })
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use pagemill::{Allocator, PAGE_SIZE, PageCache, PageCount};
+use pagemill::{Allocator, BuildError, PAGE_SIZE, PageCache, PageCount};
 use pagemill_command::size;
 use pagemill_watch::StatsServer;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -230,6 +230,10 @@ struct Memory {
     cache: PageCache,
 }
 
+fn no_memory(error: BuildError) -> Error {
+    Error::new(format!("no memory for pages: {error}"), "give less with --cache, or make memory free")
+}
+
 /// The machine's memory.
 fn machine_pages() -> usize {
     let system = rustix::system::sysinfo();
@@ -252,9 +256,7 @@ impl Memory {
             Some(cache) => builder.pages(cache.get() + beside + cache.get() / 64 + 4096),
             None => builder,
         };
-        let allocator = builder.build().map_err(|error| {
-            Error::new(format!("no memory for pages: {error}"), "give less with --cache, or make memory free")
-        })?;
+        let allocator = builder.build().map_err(no_memory)?;
         let most = allocator.managed_pages().get().saturating_sub(beside + 4096);
         let limit = cache.map_or(most, PageCount::get);
         if limit < 256 || limit > most {

@@ -12,9 +12,10 @@
 //!   one: a thread that takes an event looks at `active` after it is no longer `polling`, and one that leaves looks at `polling`
 //!   after it is no longer `active`. Both are `SeqCst`, so of two threads that do it at once one sees what the other did.
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 
 use super::lock;
+use crate::sync::wait;
 
 pub(super) struct Crew {
     most: usize,
@@ -59,7 +60,7 @@ impl Crew {
         }
         reserve.waiting += 1;
         while reserve.called == 0 && !reserve.is_over {
-            reserve = self.change.wait(reserve).unwrap_or_else(PoisonError::into_inner);
+            reserve = wait(&self.change, reserve);
         }
         if reserve.is_over {
             return None;
