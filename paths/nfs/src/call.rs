@@ -96,3 +96,9 @@ impl From<Garbage> for Status {
         Self::Garbage
     }
 }
+
+impl From<Garbage> for Answer {
+    fn from(garbage: Garbage) -> Self {
+        Self::Refused(garbage.into())
+    }
+}

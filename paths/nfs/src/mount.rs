@@ -42,7 +42,7 @@ impl Mounts {
             }
             MOUNT_PROGRAM::MOUNTPROC3_EXPORT => Ok(exports(export)),
         };
-        packed.map_or_else(|garbage| Answer::Refused(garbage.into()), Answer::Results)
+        packed.map_or_else(Answer::from, Answer::Results)
     }
 
     fn mount(&self, export: &Export, call: &Call<'_>) -> Result<Vec<u8>, Garbage> {

@@ -77,7 +77,8 @@ struct Request<'a> {
     args: Reader<'a>,
 }
 
-type Packed = Result<Vec<u8>, Garbage>;
+/// Results in XDR, or an answer without them: arguments that are none, or a file that is not there.
+type Packed = Result<Vec<u8>, Answer>;
 
 impl Nfs {
     pub(crate) fn new(export: Export, data: Data) -> Self {
@@ -97,7 +98,6 @@ impl Nfs {
         let caller = self.export.caller(&call.credential);
         let request = Request { caller: &caller, args: Reader::new(call.args) };
         let Ok(procedure) = Procedure::try_from(call.procedure) else { return Answer::Refused(Status::NoProcedure) };
-        let garbage = |garbage: Garbage| Answer::Refused(garbage.into());
         let packed = match procedure {
             Procedure::NFSPROC3_NULL => Ok(Vec::new()),
             Procedure::NFSPROC3_GETATTR => self.getattr(request),
@@ -105,7 +105,7 @@ impl Nfs {
             Procedure::NFSPROC3_LOOKUP => self.lookup(request),
             Procedure::NFSPROC3_ACCESS => self.access(request),
             Procedure::NFSPROC3_READLINK => self.readlink(request),
-            Procedure::NFSPROC3_READ => return self.read(request).unwrap_or_else(garbage),
+            Procedure::NFSPROC3_READ => return self.read(request).unwrap_or_else(|refused| refused),
             Procedure::NFSPROC3_WRITE => self.write(request, &mut call.payload),
             Procedure::NFSPROC3_CREATE => self.create(request),
             Procedure::NFSPROC3_MKDIR => self.mkdir(request),
@@ -122,7 +122,7 @@ impl Nfs {
             Procedure::NFSPROC3_PATHCONF => self.pathconf(request),
             Procedure::NFSPROC3_COMMIT => self.commit(request),
         };
-        packed.map_or_else(garbage, Answer::Results)
+        packed.map_or_else(|refused| refused, Answer::Results)
     }
 
     /// The file of a handle, and its key.
@@ -130,6 +130,11 @@ impl Nfs {
         let object = self.export.object(handle)?;
         let key = object.key(handle);
         Ok((object, key))
+    }
+
+    /// As `object`. A failure is answered with what the RFC has beside its status.
+    fn object_or<E: Pack>(&self, handle: &[u8], beside: E) -> Result<(Object, FileKey), Answer> {
+        self.object(handle).map_err(refuse(beside))
     }
 
     /// The file of a handle, if its contents are open: nothing has to be opened for it then.
@@ -164,6 +169,11 @@ fn packed<T: Pack, E: Pack>(done: Outcome<T>, beside: E) -> Vec<u8> {
         Ok(results) => accepted(results),
         Err(failed) => refused(failed, beside),
     }
+}
+
+/// As `refused`, for procedures that end with it.
+fn refuse<E: Pack>(beside: E) -> impl FnOnce(Failed) -> Answer {
+    |failed| Answer::Results(refused(failed, beside))
 }
 
 fn refused<E: Pack>(Failed(status): Failed, beside: E) -> Vec<u8> {

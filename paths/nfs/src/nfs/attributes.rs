@@ -42,10 +42,7 @@ impl Nfs {
         let new = request.args.attributes()?;
         let guard = request.args.option(Reader::time)?;
         request.args.end()?;
-        let (object, key) = match self.object(handle) {
-            Ok(found) => found,
-            Err(failed) => return Ok(refused(failed, SETATTR3resfail::default())),
-        };
+        let (object, key) = self.object_or(handle, SETATTR3resfail::default())?;
         let done = self.export.expect_writable().and_then(|()| {
             let is_changed = guard.is_some_and(|guard| guard != self.attributes(&object.stat, &key).ctime);
             if is_changed {
@@ -64,10 +61,7 @@ impl Nfs {
         let handle = request.handle()?;
         let wanted = request.args.u32()?;
         request.args.end()?;
-        let (object, key) = match self.object(handle) {
-            Ok(found) => found,
-            Err(failed) => return Ok(refused(failed, ACCESS3resfail::default())),
-        };
+        let (object, key) = self.object_or(handle, ACCESS3resfail::default())?;
         let obj_attributes = post_op_attr::Some(self.attributes(&object.stat, &key));
         let granted = act_as(request.caller, || {
             let may = |what| access(object.fd.as_fd(), what).is_ok();

@@ -27,7 +27,7 @@ fn read_results(file_attributes: post_op_attr, read: ReadBytes) -> Answer {
 }
 
 impl Nfs {
-    pub(super) fn read(&self, mut request: Request<'_>) -> Result<Answer, Garbage> {
+    pub(super) fn read(&self, mut request: Request<'_>) -> Result<Answer, Answer> {
         let handle = request.handle()?;
         let (at, count) = (request.args.u64()?, request.args.u32()?.min(TRANSFER_MAX));
         request.args.end()?;
@@ -39,10 +39,7 @@ impl Nfs {
         {
             return Ok(read_results(Nfs3Option::Some(self.attributes(&opened.stat, &opened.key)), read));
         }
-        let (object, key) = match self.object(handle) {
-            Ok(found) => found,
-            Err(failed) => return Ok(Answer::Results(refused(failed, READ3resfail::default()))),
-        };
+        let (object, key) = self.object_or(handle, READ3resfail::default())?;
         let read = self.read_bytes(request.caller, &object, &key, at, count);
         let file_attributes = self.after(&object, &key);
         Ok(match read {
@@ -68,10 +65,7 @@ impl Nfs {
     pub(super) fn readlink(&self, mut request: Request<'_>) -> Packed {
         let handle = request.handle()?;
         request.args.end()?;
-        let (object, key) = match self.object(handle) {
-            Ok(found) => found,
-            Err(failed) => return Ok(refused(failed, READLINK3resfail::default())),
-        };
+        let (object, key) = self.object_or(handle, READLINK3resfail::default())?;
         let symlink_attributes = post_op_attr::Some(self.attributes(&object.stat, &key));
         let read = if object.kind() == FileType::Symlink {
             rustix::fs::readlinkat(&object.fd, c"", Vec::new()).map_err(Failed::from)
@@ -93,19 +87,16 @@ impl Nfs {
             0 => Stable::Unstable,
             1 => Stable::DataSync,
             2 => Stable::FileSync,
-            _ => return Err(Garbage::Wrong),
+            _ => return Err(Garbage::Wrong.into()),
         };
         // The length of the data, which are in the payload.
         let length = request.args.u32()?;
         request.args.end()?;
         if count > length || length as usize != payload.len {
-            return Err(Garbage::Wrong);
+            return Err(Garbage::Wrong.into());
         }
         payload.len = count as usize;
-        let (object, key) = match self.object(handle) {
-            Ok(found) => found,
-            Err(failed) => return Ok(refused(failed, WRITE3resfail::default())),
-        };
+        let (object, key) = self.object_or(handle, WRITE3resfail::default())?;
         let done = self.write_bytes(request.caller, &object, &key, at, payload, stable);
         let file_wcc = self.wcc_of_file(&object, &key);
         Ok(match done {
@@ -146,10 +137,7 @@ impl Nfs {
         let handle = request.handle()?;
         let (at, count) = (request.args.u64()?, request.args.u32()?);
         request.args.end()?;
-        let (object, key) = match self.object(handle) {
-            Ok(found) => found,
-            Err(failed) => return Ok(refused(failed, COMMIT3resfail { file_wcc: wcc_data::default() })),
-        };
+        let (object, key) = self.object_or(handle, COMMIT3resfail { file_wcc: wcc_data::default() })?;
         let done = object.expect_file().and_then(|()| {
             self.export.expect_access(request.caller, &object, Access::WRITE_OK)?;
             Ok(self.data.commit(&key, || self.export.open_contents(&object), at, count)?)

@@ -12,7 +12,7 @@ use nfs3_types::xdr_codec::Opaque;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
-use super::{Nfs, Packed, Request, accepted, number, refused};
+use super::{Nfs, Packed, Request, accepted, number, refuse, refused};
 use crate::call::Caller;
 use crate::credentials::act_as;
 use crate::data::FileKey;
@@ -38,10 +38,7 @@ impl Nfs {
     pub(super) fn lookup(&self, mut request: Request<'_>) -> Packed {
         let (handle, name) = request.entry()?;
         request.args.end()?;
-        let (directory, key) = match self.object(handle) {
-            Ok(found) => found,
-            Err(failed) => return Ok(refused(failed, LOOKUP3resfail::default())),
-        };
+        let (directory, key) = self.object_or(handle, LOOKUP3resfail::default())?;
         let found = directory.expect_directory().and_then(|()| {
             let object = self.export.look_up(request.caller, &directory, &Name::new(name)?)?;
             let handle = self.export.handle(object.fd.as_fd())?;
@@ -64,7 +61,7 @@ impl Nfs {
             0 => How::Unchecked(request.args.attributes()?),
             1 => How::Guarded(request.args.attributes()?),
             2 => How::Exclusive(request.args.array()?),
-            _ => return Err(Garbage::Wrong),
+            _ => return Err(Garbage::Wrong.into()),
         };
         request.args.end()?;
         Ok(self.make(request.caller, handle, name, |directory, name| {
@@ -264,22 +261,19 @@ impl Nfs {
         let (from_handle, from_name) = request.entry()?;
         let (to_handle, to_name) = request.entry()?;
         request.args.end()?;
-        let (from, to) = match (self.object(from_handle), self.object(to_handle)) {
-            (Ok(from), Ok(to)) => (from, to),
-            (Err(failed), _) | (_, Err(failed)) => return Ok(refused(failed, RENAME3resfail::default())),
-        };
+        let (from, from_key) = self.object_or(from_handle, RENAME3resfail::default())?;
+        let (to, to_key) = self.object_or(to_handle, RENAME3resfail::default())?;
         // In the order of their numbers, as every other thread; one lock may be that of both.
-        let numbers = (number(&from.0), number(&to.0));
+        let numbers = (number(&from), number(&to));
         let _first = self.lock_number(numbers.0.min(numbers.1));
         let _second = (numbers.0 != numbers.1).then(|| self.lock_number(numbers.0.max(numbers.1)));
-        let (from, to) = match (Object::new(from.0.fd), Object::new(to.0.fd)) {
-            (Ok(from_now), Ok(to_now)) => ((from_now, from.1), (to_now, to.1)),
-            (Err(failed), _) | (_, Err(failed)) => return Ok(refused(failed, RENAME3resfail::default())),
-        };
-        let before = (self.before(&from.0, &from.1), self.before(&to.0, &to.1));
-        let done = self.rename_entry(request.caller, (&from.0, from_name), (&to.0, to_name));
-        let fromdir_wcc = self.wcc(&before.0, &from.0, &from.1);
-        let todir_wcc = self.wcc(&before.1, &to.0, &to.1);
+        // As they are now, with the locks.
+        let from = Object::new(from.fd).map_err(refuse(RENAME3resfail::default()))?;
+        let to = Object::new(to.fd).map_err(refuse(RENAME3resfail::default()))?;
+        let before = (self.before(&from, &from_key), self.before(&to, &to_key));
+        let done = self.rename_entry(request.caller, (&from, from_name), (&to, to_name));
+        let fromdir_wcc = self.wcc(&before.0, &from, &from_key);
+        let todir_wcc = self.wcc(&before.1, &to, &to_key);
         Ok(match done {
             Ok(()) => accepted(RENAME3resok { fromdir_wcc, todir_wcc }),
             Err(failed) => refused(failed, RENAME3resfail { fromdir_wcc, todir_wcc }),
@@ -307,13 +301,8 @@ impl Nfs {
         let file = request.handle()?;
         let (handle, name) = request.entry()?;
         request.args.end()?;
-        let (object, key) = match self.object(file) {
-            Ok(found) => found,
-            Err(failed) => {
-                let linkdir_wcc = wcc_data::default();
-                return Ok(refused(failed, LINK3resfail { file_attributes: Nfs3Option::None, linkdir_wcc }));
-            }
-        };
+        let nothing = LINK3resfail { file_attributes: Nfs3Option::None, linkdir_wcc: wcc_data::default() };
+        let (object, key) = self.object_or(file, nothing)?;
         Ok(self.in_directory(
             handle,
             |directory| {
