@@ -8,7 +8,7 @@ use pagemill_harness::report::{align, plain, wrap};
 use pagemill_harness::rounds::ListOrder;
 use pagemill_harness::stats::short;
 
-use crate::loopback::{AGAIN, CREATE, GANESHA, GETATTR, ONE, PARTS, RANDOM, READ, WRITE};
+use crate::loopback::{AGAIN, CREATE, GANESHA, GETATTR, ONE, PARTS, RANDOM, READ, READ_LIBNFS, WRITE, WRITE_LIBNFS};
 use crate::refill::{ORDERS, PATTERNS};
 use crate::ways::SINGLE;
 
@@ -54,10 +54,13 @@ fn servers(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     writeln!(out, "{}", wrap(what))
 }
 
-fn asked(part: &str) -> &'static str {
+/// What a part asks for, in the table's words.
+pub(crate) fn asked(part: &str) -> &'static str {
     match part {
         READ => "read 1 MiB",
         WRITE => "write 1 MiB",
+        READ_LIBNFS => "read 1 MiB, libnfs",
+        WRITE_LIBNFS => "write 1 MiB, libnfs",
         AGAIN => "overwrite 1 MiB",
         RANDOM => "read 4 KiB at random",
         ONE => "the same, one by one",
