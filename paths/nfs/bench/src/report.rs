@@ -45,8 +45,8 @@ fn servers(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     }
     align(&mut table, 2);
     writeln!(out, "{}", table.trim_fmt())?;
-    let what = "Medians of turns. The client is the same for all: it sends calls together that take the places of replies which \
-                came together, checks the status and the length of each reply, and looks at no data. Files are in memory \
+    let what = "Medians of turns. The client is the same for all (libnfs in the rows that say so): it sends calls together that \
+                take the places of replies which came together, checks the status and the length of each reply, and looks at no data. Files are in memory \
                 and were read before. 1 MiB: a second has so many MiB. write: unstable, each byte of 64 MiB once, and one \
                 COMMIT; overwrite: each four times before it. create: one file made and removed. list: all of a directory \
                 with 1000 files, by READDIRPLUS of 64 KiB one after another; its entries are counted. pagemill-single: \
