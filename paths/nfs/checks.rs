@@ -10,6 +10,8 @@ pub(super) const CHECKS: Path = Path {
     wants: &[
         // `nfs-cp`, `nfs-cat` and `nfs-ls`.
         Need::Deb("libnfs-utils", &["sh", "-c", "command -v nfs-cp"]),
+        // libnfs as a client of `pagemill bench rpc`.
+        Need::Deb("libnfs-dev", &["sh", "-c", "cc -E -x c -include nfsc/libnfs.h /dev/null"]),
         // Runs the server without permission.
         Need::Deb("util-linux", &["setpriv", "--version"]),
     ],

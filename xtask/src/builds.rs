@@ -32,8 +32,8 @@ pub(crate) const MUTANTS: &str = "tests/mutants/Cargo.toml";
 /// Processor time for a build from nothing, with the C of the peers.
 pub(crate) const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 
-/// All crates, with the features that none of the project's programs turns on.
-const WORKSPACE: &str = "--workspace --features pagemill/bytes,pagemill/compio,pagemill/cuda,pagemill/monoio,pagemill/object_store,pagemill/tokio-uring,pagemill/uring,pagemill-watch/metrics";
+/// All crates, with the features that none of the project's programs turns on. The table `rpc` finds its peers beside `pagemill`.
+const WORKSPACE: &str = "--workspace --features pagemill/bytes,pagemill/compio,pagemill/cuda,pagemill/monoio,pagemill/object_store,pagemill/tokio-uring,pagemill/uring,pagemill-watch/metrics,pagemill-nfs-bench/peers";
 
 /// The optimisation level of each crate in [`lightly`]. Optimising takes longer than the tests save by it, except in code that
 /// tests run millions of times.

@@ -138,7 +138,9 @@ impl Client {
             socket.set_nodelay(true)?;
             socket.set_read_timeout(Some(PATIENCE))?;
             socket.set_write_timeout(Some(PATIENCE))?;
-            return Ok(Self { socket, xid: 0, out: Vec::new(), buffer: vec![0; BUFFER], taken: 0, filled: 0 });
+            // Not the numbers of an earlier connection from this port: a server may take calls for calls that are sent again.
+            let xid = fastrand::u32(..);
+            return Ok(Self { socket, xid, out: Vec::new(), buffer: vec![0; BUFFER], taken: 0, filled: 0 });
         }
         Err(ErrorKind::AddrInUse.into())
     }
@@ -273,10 +275,11 @@ impl Client {
         if there.len() < 4 || (there.len() < len && len <= self.buffer.len()) {
             return Ok(None);
         }
-        if (word(8), word(12), word(24), word(28)) != (1, 0, 0, 0) || len < least || there.len() < len {
-            let said = format!("a reply of {len} bytes, at least {least} wanted, with status {}", word(28));
-            return Err(io::Error::new(ErrorKind::InvalidData, said));
-        }
-        Ok(Some(len))
+        let why = match (word(8), word(12), word(24), word(28)) {
+            (1, 0, 0, 0) if len >= least && there.len() >= len => return Ok(Some(len)),
+            (1, 0, 3, _) => "the server has no such procedure".to_owned(),
+            (.., status) => format!("a reply of {len} bytes, at least {least} wanted, with status {status}"),
+        };
+        Err(io::Error::new(ErrorKind::InvalidData, why))
     }
 }

@@ -2,9 +2,10 @@
 //! a client gets of such a server, beside others.
 //!
 //! Its part `refill` fills the holes that a request left in the page array of its thread ([`pagemill_nfs::pages`]). Its part
-//! `loopback` has one client (`client`) ask several `servers`.
+//! `loopback` has one client (`client`, and for some of it `libnfs`) ask several `servers`.
 
 mod client;
+mod libnfs;
 mod loopback;
 mod refill;
 mod report;
@@ -17,7 +18,7 @@ use pagemill_harness::record::Record;
 use pagemill_harness::rounds::ListOrder;
 use pagemill_harness::{Error, Run, Table};
 
-use loopback::{GANESHA, OURS, RANDOM, READ, UNFS3, WRITE};
+use loopback::{GANESHA, OURS, RANDOM, READ, READ_LIBNFS, UNFS3, WRITE, WRITE_LIBNFS};
 use refill::{ALL, FIRST, LAST, SPREAD};
 use ways::{ARRAY, SINGLE};
 
@@ -52,6 +53,8 @@ fn bars(records: &[Record]) -> Vec<Bar> {
     let bars = [
         bar("rpc: 1 MiB reads / ganesha", gain_on(READ, GANESHA), Some(AtLeast(1.2)), None),
         bar("rpc: 1 MiB writes / ganesha", gain_on(WRITE, GANESHA), Some(AtLeast(1.2)), None),
+        bar("rpc: 1 MiB reads / ganesha, by libnfs", gain_on(READ_LIBNFS, GANESHA), Some(AtLeast(1.2)), None),
+        bar("rpc: 1 MiB writes / ganesha, by libnfs", gain_on(WRITE_LIBNFS, GANESHA), Some(AtLeast(1.2)), None),
         random,
         bar("rpc: 64 in one slice: one by one / array", gain(&[FIRST, LAST]), Some(AtLeast(3.0)), Some(AtLeast(5.0))),
         bar("rpc: 64 scattered: one by one / array", gain(&[SPREAD]), None, None),

@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
@@ -18,12 +18,17 @@ use pagemill_harness::{Error, Run};
 
 use crate::TABLE;
 use crate::client::{Call, Client, DEPTH};
+use crate::libnfs::{self, Libnfs};
+use crate::report::asked;
 use crate::servers::{self, Server};
 
 /// The parts, by what a client asks.
 pub(crate) const READ: &str = "rpc-read-1m";
 pub(crate) const WRITE: &str = "rpc-write-1m";
-/// The same, over and over in the same file before the COMMIT.
+/// The same two by libnfs.
+pub(crate) const READ_LIBNFS: &str = "rpc-read-1m-libnfs";
+pub(crate) const WRITE_LIBNFS: &str = "rpc-write-1m-libnfs";
+/// As [`WRITE`], over and over in the same file before the COMMIT.
 pub(crate) const AGAIN: &str = "rpc-write-1m-again";
 pub(crate) const RANDOM: &str = "rpc-read-4k";
 /// The same with one call in flight: how long one takes.
@@ -37,19 +42,24 @@ pub(crate) const OURS: &str = "pagemill";
 pub(crate) const ONE_BY_ONE: &str = "pagemill-single";
 pub(crate) const GANESHA: &str = "ganesha";
 pub(crate) const UNFS3: &str = "unfs3";
+/// Libraries in Rust, which the program `nfs-peers` serves with.
+pub(crate) const NFSSERVE: &str = "nfsserve";
+pub(crate) const NFS3_SERVER: &str = "nfs3_server";
 
 pub(crate) const STEPS: usize = 1;
 
 /// A part: its name, and how many operations a round has, all of them and in a quick run.
-pub(crate) const PARTS: [(&str, usize, usize); 8] = [
+pub(crate) const PARTS: [(&str, usize, usize); 10] = [
     (READ, 256, 32),
     (WRITE, FILE / MIB, 32),
+    (READ_LIBNFS, 256, 32),
+    (WRITE_LIBNFS, FILE / MIB, 32),
     (AGAIN, 4 * FILE / MIB, 32),
-    (RANDOM, 8000, 800),
-    (ONE, 2000, 200),
-    (GETATTR, 8000, 800),
-    (CREATE, 1000, 100),
-    (LIST, 60, 10),
+    (RANDOM, 4000, 800),
+    (ONE, 1000, 200),
+    (GETATTR, 4000, 800),
+    (CREATE, 500, 100),
+    (LIST, 20, 4),
 ];
 
 const MIB: usize = 1 << 20;
@@ -82,16 +92,27 @@ pub(crate) fn loopback(run: &mut Run<'_>) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
-/// A server with its client, ready to be asked.
+/// A server with its clients, ready to be asked.
 struct Entrant {
     name: &'static str,
     kind: Kind,
-    _server: Server,
+    tree: PathBuf,
+    server: Server,
     client: Client,
+    /// Connected when it is asked for.
+    libnfs: Option<Libnfs>,
     read: nfs_fh3,
     written: nfs_fh3,
     listed: nfs_fh3,
     made: nfs_fh3,
+}
+
+/// What rounds are made with.
+struct Means {
+    data: Vec<u8>,
+    rng: fastrand::Rng,
+    /// The program that is libnfs as the client, or why it is not there.
+    libnfs: Result<PathBuf, String>,
 }
 
 type Measured = (Vec<Record>, Vec<(&'static str, String)>);
@@ -106,11 +127,13 @@ fn measure(program: &Path, is_compared: bool, is_full: bool, seed: u64) -> Resul
     type Start<'a> = &'a dyn Fn(&Path, &Path) -> Result<Server, String>;
     let ours = |tree: &Path, folder: &Path| servers::pagemill(program, tree, folder, &[]);
     let single = |tree: &Path, folder: &Path| servers::pagemill(program, tree, folder, &["--one-by-one"]);
-    let makes: [(_, _, Start<'_>); 4] = [
+    let makes: [(_, _, Start<'_>); 6] = [
         (OURS, Kind::Ours, &ours),
         (ONE_BY_ONE, Kind::Ours, &single),
         (GANESHA, Kind::Peer, &servers::ganesha),
         (UNFS3, Kind::Peer, &servers::unfs3),
+        (NFSSERVE, Kind::Peer, &|tree, _| servers::library(program, NFSSERVE, tree)),
+        (NFS3_SERVER, Kind::Peer, &|tree, _| servers::library(program, NFS3_SERVER, tree)),
     ];
     let mut entrants = Vec::new();
     for (name, kind, start) in makes {
@@ -123,21 +146,37 @@ fn measure(program: &Path, is_compared: bool, is_full: bool, seed: u64) -> Resul
             Err(why) => return Err(failed(name, why)),
         }
     }
-    let data = vec![0x5a; MIB];
-    let mut rng = fastrand::Rng::with_seed(seed);
+    let rng = fastrand::Rng::with_seed(seed);
+    let mut means = Means { data: vec![0x5a; MIB], rng, libnfs: libnfs::build(folder.path()) };
+    if let Err(why) = &means.libnfs {
+        absent.push(("libnfs", why.clone()));
+    }
     let mut records = Vec::new();
     for (part, all, quick) in PARTS {
+        if means.libnfs.is_err() && matches!(part, READ_LIBNFS | WRITE_LIBNFS) {
+            continue;
+        }
         let (count, rounds) = if is_full { (all, ROUNDS) } else { (quick, QUICK_ROUNDS) };
-        let cell = |it: &Entrant| CellSamples::new(part, (it.name, "-", it.kind), 1);
-        let mut cells: Vec<_> = entrants.iter().map(cell).collect();
         // The first round of writes takes memory from the system.
         let untimed = if part == WRITE { count } else { count / 4 };
+        let mut able = Vec::new();
         for entrant in &mut entrants {
-            entrant.round(part, untimed, &data, &mut rng).map_err(|error| failed(entrant.name, error))?;
+            match entrant.round(part, untimed, &mut means) {
+                Ok(_) => able.push(entrant),
+                Err(error) if entrant.kind == Kind::Peer => {
+                    absent.push((entrant.name, format!("{}: {error}", asked(part))));
+                    // Answers may still be on their way to the old one.
+                    entrant.client =
+                        Client::connect(entrant.server.nfs).map_err(|error| failed(entrant.name, error))?;
+                }
+                Err(error) => return Err(failed(entrant.name, error)),
+            }
         }
-        for (_, at) in in_turns(rounds, entrants.len()) {
-            let entrant = &mut entrants[at];
-            let ns = entrant.round(part, count, &data, &mut rng).map_err(|error| failed(entrant.name, error))?;
+        let cell = |it: &&mut Entrant| CellSamples::new(part, (it.name, "-", it.kind), 1);
+        let mut cells: Vec<_> = able.iter().map(cell).collect();
+        for (_, at) in in_turns(rounds, able.len()) {
+            let entrant = &mut able[at];
+            let ns = entrant.round(part, count, &mut means).map_err(|error| failed(entrant.name, error))?;
             cells[at].samples.push(Sample::whole(ns));
         }
         records.extend(cells.into_iter().filter_map(CellSamples::record));
@@ -171,11 +210,30 @@ impl Entrant {
             Ok((client, found))
         };
         let (client, (read, written, listed, made)) = connect().map_err(|error| error.to_string())?;
-        Ok(Self { name, kind, _server: server, client, read, written, listed, made })
+        Ok(Self { name, kind, tree, server, client, libnfs: None, read, written, listed, made })
+    }
+
+    /// Nanoseconds of one of so many pieces that libnfs reads or writes.
+    fn by_libnfs(&mut self, what: &str, count: usize, program: &Result<PathBuf, String>) -> io::Result<f64> {
+        let connect = |program: &PathBuf| Libnfs::connect(program, &self.server, &self.tree, FILE / MIB);
+        let mut libnfs = match self.libnfs.take() {
+            Some(connected) => connected,
+            None => program.as_ref().map_err(String::clone).and_then(connect).map_err(io::Error::other)?,
+        };
+        let ns = libnfs.round(what, count)?;
+        // One that failed has ended.
+        self.libnfs = Some(libnfs);
+        Ok(ns / count as f64)
     }
 
     /// Nanoseconds of one operation, of so many.
-    fn round(&mut self, part: &str, count: usize, data: &[u8], rng: &mut fastrand::Rng) -> io::Result<f64> {
+    fn round(&mut self, part: &str, count: usize, means: &mut Means) -> io::Result<f64> {
+        let Means { data, rng, libnfs } = means;
+        match part {
+            READ_LIBNFS => return self.by_libnfs("read", count, libnfs),
+            WRITE_LIBNFS => return self.by_libnfs("write", count, libnfs),
+            _ => {}
+        }
         let Self { client, read, written, listed, made, .. } = self;
         let mib = |at: usize| (at % (FILE / MIB) * MIB) as u64;
         let names: Vec<String> = match part {
@@ -188,7 +246,8 @@ impl Entrant {
             READ => client.run((0..count).map(|at| Call::read(read, mib(at), MIB as u32)), depth)?,
             WRITE | AGAIN => {
                 client.run((0..count).map(|at| Call::write(written, mib(at), data)), depth)?;
-                client.run([Call::commit(written)], depth)?;
+                let named = |error| io::Error::other(format!("COMMIT: {error}"));
+                client.run([Call::commit(written)], depth).map_err(named)?;
             }
             RANDOM | ONE => {
                 let mut any = || rng.u64(0..(FILE / 4096) as u64) * 4096;

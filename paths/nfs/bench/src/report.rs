@@ -8,7 +8,7 @@ use pagemill_harness::report::{align, plain, wrap};
 use pagemill_harness::rounds::ListOrder;
 use pagemill_harness::stats::short;
 
-use crate::loopback::{AGAIN, CREATE, GANESHA, GETATTR, ONE, PARTS, RANDOM, READ, WRITE};
+use crate::loopback::{AGAIN, CREATE, GANESHA, GETATTR, ONE, PARTS, RANDOM, READ, READ_LIBNFS, WRITE, WRITE_LIBNFS};
 use crate::refill::{ORDERS, PATTERNS};
 use crate::ways::SINGLE;
 
@@ -45,8 +45,8 @@ fn servers(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     }
     align(&mut table, 2);
     writeln!(out, "{}", table.trim_fmt())?;
-    let what = "Medians of turns. The client is the same for all: it sends calls together that take the places of replies which \
-                came together, checks the status and the length of each reply, and looks at no data. Files are in memory \
+    let what = "Medians of turns. The client is the same for all (libnfs in the rows that say so): it sends calls together that \
+                take the places of replies which came together, checks the status and the length of each reply, and looks at no data. Files are in memory \
                 and were read before. 1 MiB: a second has so many MiB. write: unstable, each byte of 64 MiB once, and one \
                 COMMIT; overwrite: each four times before it. create: one file made and removed. list: all of a directory \
                 with 1000 files, by READDIRPLUS of 64 KiB one after another; its entries are counted. pagemill-single: \
@@ -54,10 +54,13 @@ fn servers(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     writeln!(out, "{}", wrap(what))
 }
 
-fn asked(part: &str) -> &'static str {
+/// What a part asks for, in the table's words.
+pub(crate) fn asked(part: &str) -> &'static str {
     match part {
         READ => "read 1 MiB",
         WRITE => "write 1 MiB",
+        READ_LIBNFS => "read 1 MiB, libnfs",
+        WRITE_LIBNFS => "write 1 MiB, libnfs",
         AGAIN => "overwrite 1 MiB",
         RANDOM => "read 4 KiB at random",
         ONE => "the same, one by one",

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
@@ -22,14 +22,23 @@ pub(crate) struct Process(Child);
 
 impl Process {
     fn spawn(command: &mut Command) -> Result<Self, String> {
+        Self::start(command.stdin(Stdio::null()))
+    }
+
+    pub(crate) fn start(command: &mut Command) -> Result<Self, String> {
         let name = command.get_program().to_string_lossy().into_owned();
         let end_with_parent = || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?);
         // SAFETY: between fork and exec it makes one system call, which is safe there, and allocates nothing.
         unsafe { command.pre_exec(end_with_parent) };
-        command.stdin(Stdio::null()).spawn().map(Self).map_err(|error| match error.kind() {
+        command.spawn().map(Self).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => format!("{name} is not installed"),
             _ => format!("{name}: {error}"),
         })
+    }
+
+    /// Its input and its output, if they are pipes.
+    pub(crate) fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
+        Some((self.0.stdin.take()?, self.0.stdout.take()?))
     }
 
     fn has_ended(&mut self) -> bool {
@@ -130,6 +139,22 @@ pub(crate) fn unfs3(tree: &Path, folder: &Path) -> Result<Server, String> {
     let mut processes = vec![Process::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?];
     listens(at(2051), &mut processes)?;
     Ok(Server { _processes: processes, nfs: at(2050), mount: at(2051) })
+}
+
+/// A library in Rust, which `nfs-peers` serves with: a program beside this one, if it was built.
+pub(crate) fn library(program: &Path, name: &str, tree: &Path) -> Result<Server, String> {
+    let peers = program.with_file_name("nfs-peers");
+    if !peers.exists() {
+        return Err("not built; cargo build --release -p pagemill-nfs-bench --features peers".to_owned());
+    }
+    let mut command = Command::new(peers);
+    let mut process = Process::spawn(command.arg(name).arg(tree).stdout(Stdio::piped()).stderr(Stdio::null()))?;
+    let mut line = String::new();
+    if let Some(said) = process.0.stdout.take() {
+        BufReader::new(said).read_line(&mut line).map_err(|error| error.to_string())?;
+    }
+    let port = line.trim().parse().map_err(|_| "it ended at its start".to_owned())?;
+    Ok(Server { _processes: vec![process], nfs: at(port), mount: at(port) })
 }
 
 /// Waits until a server answers there.
