@@ -69,6 +69,11 @@ pub(crate) trait Service: Send + Sync + 'static {
     fn answer(&self, call: &mut Call<'_>) -> Answer;
 }
 
+/// Service threads, unless the command line says otherwise.
+pub(crate) const THREADS: u16 = 16;
+/// Connections at a time, likewise.
+pub(crate) const CONNECTIONS: u32 = 4096;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) threads: usize,
@@ -85,8 +90,8 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            threads: 8,
-            connections: 4096,
+            threads: THREADS.into(),
+            connections: CONNECTIONS as usize,
             stalled_after: Duration::from_secs(30),
             unfinished_pages: 16 << 10,
             is_one_by_one: false,

@@ -74,11 +74,11 @@ pub(super) struct ServeArgs {
     cache: Option<PageCount>,
 
     /// Threads that answer requests
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = server::THREADS, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
 
     /// Connections at a time; more are closed at once
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = server::CONNECTIONS, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
 
     /// Where the key of file handles is kept, so that handles hold when the
@@ -141,7 +141,8 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let mut stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
 
     raise_descriptor_limit();
-    let memory = Memory::new(args)?;
+    let settings = server_settings(args);
+    let memory = Memory::new(args.cache, &settings)?;
     let stats = args.stats.as_ref().map(|path| show(path, &memory.allocator)).transpose()?;
     let at = SocketAddr::new(args.address, args.port);
     let listener = listen(at)?;
@@ -151,11 +152,6 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         if allowed.is_empty() { peer.to_canonical().is_loopback() } else { allowed.iter().any(|it| it.has(peer)) }
     };
     let programs = Arc::new(Programs::new(Nfs::new(export, Data::new(memory.cache.clone())), args.insecure));
-    let settings = server::Settings {
-        threads: args.threads.into(),
-        connections: (args.max_connections as usize).min(connections_allowed()),
-        ..server::Settings::default()
-    };
     let server = Server::start(listener, settings, &memory.allocator, allows, programs.clone())
         .map_err(|error| Error::io("starting the server's threads", error))?;
     let registered = args.register.then(|| Registered::new(at.port())).transpose()?;
@@ -179,6 +175,15 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
             text.lines().for_each(notice);
             Err(Error::io("writing back what clients wrote", error))
         }
+    }
+}
+
+fn server_settings(args: &ServeArgs) -> server::Settings {
+    server::Settings {
+        threads: args.threads.into(),
+        connections: (args.max_connections as usize).min(connections_allowed()),
+        is_one_by_one: args.one_by_one,
+        ..server::Settings::default()
     }
 }
 
@@ -228,22 +233,42 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(args: &ServeArgs) -> Result<Self, Error> {
-        let beside = usize::from(args.threads) * SLOTS + server::Settings::default().unfinished_pages;
+    fn new(cache: Option<PageCount>, server: &server::Settings) -> Result<Self, Error> {
+        let beside = server.threads * SLOTS + server.unfinished_pages;
         let builder = Allocator::builder();
-        let builder = match args.cache {
+        let builder = match cache {
             // 1/64 more, and 4096 pages, for the per-CPU lists.
             Some(cache) => builder.pages(cache.get() + beside + cache.get() / 64 + 4096),
             None => builder,
         };
         let allocator = builder.build().map_err(|error| Error::Memory(error.to_string()))?;
         let most = allocator.managed_pages().get().saturating_sub(beside + 4096);
-        let limit = args.cache.map_or(most, PageCount::get);
+        let limit = cache.map_or(most, PageCount::get);
         if limit < 256 || limit > most {
             let needs = ((beside + 4096 + 256) * PAGE_SIZE) >> 20;
             return Err(Error::Memory(format!("{needs} MiB and the cache are needed")));
         }
         let cache = PageCache::builder(&allocator).limit(PageCount::new(limit)).named("nfs").build();
         Ok(Self { allocator, cache })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::FromArgMatches;
+
+    use super::*;
+
+    fn parsed(words: &str) -> ServeArgs {
+        let command = ServeArgs::augment_args(clap::Command::new("serve"));
+        ServeArgs::from_arg_matches(&command.get_matches_from(words.split_whitespace())).unwrap()
+    }
+
+    #[test]
+    fn what_the_command_line_says_of_the_server_reaches_it() {
+        let settings = server_settings(&parsed("serve tree"));
+        assert_eq!((settings.threads, settings.is_one_by_one), (server::Settings::default().threads, false));
+        let settings = server_settings(&parsed("serve tree --threads 3 --max-connections 2 --one-by-one"));
+        assert_eq!((settings.threads, settings.connections, settings.is_one_by_one), (3, 2, true));
     }
 }

@@ -277,7 +277,7 @@ fn lent_pages_are_sent_and_padded() {
     let path = dir.path().join("file");
     let contents = bytes(1 << 20, 9);
     std::fs::write(&path, &contents).unwrap();
-    let memory = allocator(4096);
+    let memory = allocator(8192);
     let cache = PageCache::builder(&memory).build();
     let lends = Some(cache.open(FileBacking::open(&path).unwrap()).unwrap());
     let (server, address, _) = start_with(Settings::default(), &memory, Echo { lends, ..Echo::default() });
@@ -467,7 +467,7 @@ fn peers_that_are_not_allowed_are_refused() {
     let address = listener.local_addr().unwrap();
     let allows = |peer: std::net::IpAddr| !peer.is_loopback();
     let server =
-        Server::start(listener, Settings::default(), &allocator(4096), allows, Arc::new(Echo::default())).unwrap();
+        Server::start(listener, Settings::default(), &allocator(8192), allows, Arc::new(Echo::default())).unwrap();
     assert!(Client::new(address).is_closed());
     until(|| server.counters().refused_peers.load(SeqCst) == 1);
     assert_eq!(server.counters().connections(), 0);
