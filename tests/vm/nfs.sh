@@ -20,3 +20,7 @@ attempt counters counters again
 attempt restarted restarted 2
 umount /mnt
 attempt counters-at-the-end counters
+host start "$short"
+mounted
+attempt starved starved
+attempt ended-while-starved ended_while_starved 5
