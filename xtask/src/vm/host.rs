@@ -263,9 +263,8 @@ mod tests {
 
     fn judged(arrays: [u64; 4], panics: u64, is_plentiful: bool) -> Result<String, String> {
         let [short, sleeps, holes, pages] = arrays;
-        let arrays = format!(
-            "\"arrays\":{{\"short_refills\":{short},\"sleeps\":{sleeps},\"holes\":{holes},\"pages\":{pages}}}"
-        );
+        let arrays =
+            format!("\"arrays\":{{\"short_refills\":{short},\"sleeps\":{sleeps},\"holes\":{holes},\"pages\":{pages}}}");
         let text = format!("serving\n{{\"panics\":{panics},\"garbage\":0,\"closed\":{{\"malformed\":0}},{arrays}}}\n");
         judge_report(&text, is_plentiful).map_err(|error| error.to_string())
     }
