@@ -189,7 +189,7 @@ fn server_settings(args: &ServeArgs) -> server::Settings {
     server::Settings {
         threads: args.threads.into(),
         connections: (args.max_connections as usize).min(connections_allowed()),
-        // With less memory, each unfinished WRITE could wait for the pages of the others.
+        // 0 is room for one WRITE, the least: with less memory, unfinished WRITEs could wait for each other.
         unfinished_pages: args.memory.map_or(server::Settings::default().unfinished_pages, |_| 0),
         is_one_by_one: args.one_by_one,
         ..server::Settings::default()
