@@ -1,5 +1,5 @@
 # `pagemill nfs serve` on the host, used by the kernel's client: a file at random places, POSIX's rules, many files, contents
-# verified, and a server that is killed. nfs-whole does more of it.
+# verified, a server that is killed, and one with too little memory. nfs-whole does more of it.
 # minutes: 4
 # machine: -smp 2 -m 1536
 # modules: virtio_pci virtio_net nfs nfsv3
@@ -20,3 +20,8 @@ attempt counters counters again
 attempt restarted restarted 2
 umount /mnt
 attempt counters-at-the-end counters
+# Too little memory.
+host start "$short"
+mounted
+attempt starved starved 6
+attempt ended-while-starved ended_while_starved 20

@@ -104,7 +104,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("fuzz", All, 120, "twenty seconds of each fuzz target", &[GCC, GXX, NIGHTLY], hunts::fuzz),
     step("aarch64-vm", All, 240, "stress and the library's tests that matter most, on aarch64",
         vm::NEEDS_AARCH64, vm::aarch64).logging("vm"),
-    step("nfs-vm", All, 75, "`pagemill nfs serve`, used by Linux's client: fsx, pjdfstest, dbench, fio, and a server that is killed",
+    step("nfs-vm", All, 75, "`pagemill nfs serve`, used by Linux's client: fsx, pjdfstest, dbench, fio; the server killed, or short of memory",
         vm::NEEDS_NFS, vm::nfs).logging("vm"),
 
     step("long-stress", Long, 2500, "ten minutes of each stress on each backend", C_AND_CXX, hunts::long_stress),

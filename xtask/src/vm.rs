@@ -44,6 +44,8 @@ const DPKG: Need = Need::Deb("dpkg-dev", &["dpkg-deb", "--version"]);
 const QEMU: Need = Need::Deb("qemu-system-x86", &["qemu-system-x86_64", "--version"]);
 const BUSYBOX: Need = Need::Deb("busybox-static", &["busybox", "true"]);
 const DBENCH: Need = Need::Deb("dbench", &["dbench", "--help"]);
+/// Many small stressors of files, which look at what their calls did.
+const STRESS_NG: Need = Need::Deb("stress-ng", &["stress-ng", "--version"]);
 const TCC: Need = Need::Deb("tcc", &["tcc", "-v"]);
 /// Uses a file at random places, and compares all that it reads.
 const FSX: Need = Need::Crate("fsx", "0.3.2", &["fsx", "--version"]);
@@ -73,7 +75,7 @@ pub(crate) const NEEDS_NFS: &[Need] = &[GCC, CPIO, KMOD, DPKG, QEMU, BUSYBOX, FI
 
 /// The needs of the long one.
 pub(crate) const NEEDS_LONG_NFS: &[Need] =
-    &[GCC, CPIO, KMOD, DPKG, QEMU, BUSYBOX, FIO, DBENCH, FSX, PJDFSTEST, GIT, MAKE, TCC];
+    &[GCC, CPIO, KMOD, DPKG, QEMU, BUSYBOX, FIO, DBENCH, FSX, PJDFSTEST, STRESS_NG, GIT, MAKE, TCC];
 
 /// The needs of the scripts on aarch64.
 pub(crate) const NEEDS_AARCH64: &[Need] = &[

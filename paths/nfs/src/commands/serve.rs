@@ -96,6 +96,10 @@ pub(super) struct ServeArgs {
     // For `bench rpc` alone.
     #[arg(long, hide = true)]
     one_by_one: bool,
+
+    // For tests of a shortage alone: so much memory in all, for the arrays, one unfinished WRITE, and a cache of what is left.
+    #[arg(long, hide = true, conflicts_with = "cache", value_parser = cache)]
+    memory: Option<PageCount>,
 }
 
 const MORE_LIMITS: &str = "allow more open files and threads (`ulimit -n`, `ulimit -u`), or give fewer --threads";
@@ -136,7 +140,10 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
 
     raise_descriptor_limit();
     let settings = server_settings(args);
-    let memory = Memory::new(args.cache, &settings)?;
+    let memory = match args.memory {
+        Some(all) => Memory::short(all)?,
+        None => Memory::new(args.cache, &settings)?,
+    };
     let stats = args.stats.as_ref().map(|path| show(path, &memory.allocator)).transpose()?;
     let at = SocketAddr::new(args.address, args.port);
     let listener = listen(at)?;
@@ -178,6 +185,8 @@ fn server_settings(args: &ServeArgs) -> server::Settings {
     server::Settings {
         threads: args.threads.into(),
         connections: (args.max_connections as usize).min(connections_allowed()),
+        // 0 is room for one WRITE, the least: with less memory, unfinished WRITEs could wait for each other.
+        unfinished_pages: args.memory.map_or(server::Settings::default().unfinished_pages, |_| 0),
         is_one_by_one: args.one_by_one,
         ..server::Settings::default()
     }
@@ -265,6 +274,13 @@ impl Memory {
             return Err(Error::new(what, "give fewer --threads, or the size of the cache with --cache"));
         }
         let cache = PageCache::builder(&allocator).limit(PageCount::new(limit)).named("nfs").build();
+        Ok(Self { allocator, cache })
+    }
+
+    /// The cache takes whatever is free, so that threads have to wait for what it gives back.
+    fn short(all: PageCount) -> Result<Self, Error> {
+        let allocator = Allocator::builder().pages(all.get()).build().map_err(no_memory)?;
+        let cache = PageCache::builder(&allocator).named("nfs").build();
         Ok(Self { allocator, cache })
     }
 }
