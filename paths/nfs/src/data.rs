@@ -34,7 +34,7 @@ mod tests;
 use crate::call::Payload;
 use crate::sync::lock;
 use disk::{Disk, Inner, Looked};
-use pagemill::{CachedFile, FileBacking, Lent, PAGE_SIZE, PageCache};
+use pagemill::{Advice, CachedFile, FileBacking, Lent, PAGE_SIZE, PageCache};
 use rustix::fs::Stat;
 use rustix::process::{Resource, getrlimit};
 use std::collections::hash_map::RandomState;
@@ -51,6 +51,10 @@ use table::Table;
 /// Files that are open at a time, if the process may have four times as many descriptors: two for each, and half are left for
 /// connections.
 const FILES_MAX: usize = 1024;
+
+/// A WRITE of so many bytes is one of a stream. It goes to the file at once, without being durable, and its pages leave the
+/// cache: the system keeps what is written. Smaller ones stay in the cache, where they are put together and may be overwritten.
+const STREAM: usize = 64 << 10;
 
 /// A file that was not looked at for so long may have been changed by others.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -87,6 +91,16 @@ pub(crate) struct Opened {
     /// As it is now.
     pub(crate) stat: Stat,
     open: Arc<OpenFile>,
+}
+
+impl Opened {
+    pub(crate) fn is_writable(&self) -> bool {
+        self.open.is_writable
+    }
+    /// As it has become.
+    pub(crate) fn stat_again(&self) -> io::Result<Stat> {
+        self.open.disk.stat()
+    }
 }
 
 /// What a WRITE has done.
@@ -210,18 +224,19 @@ impl Data {
         payload: &mut Payload<'_>,
         stable: Stable,
     ) -> io::Result<Written> {
-        let open = self.get_to_write(key, open)?;
-        let count = if payload.len == 0 {
-            0
-        } else {
-            let _writing = open.disk.write_begins();
-            write(&open.file, at, payload)?
-        };
-        if stable == Stable::Unstable {
-            return Ok(Written { count: count as u32, committed: Stable::Unstable });
-        }
-        open.sync()?;
-        Ok(Written { count: count as u32, committed: Stable::FileSync })
+        self.get_to_write(key, open)?.write(at, payload, stable)
+    }
+
+    /// As [`write`](Self::write), of a file that is open for writing.
+    pub(crate) fn write_opened(
+        &self,
+        opened: &Opened,
+        at: u64,
+        payload: &mut Payload<'_>,
+        stable: Stable,
+    ) -> io::Result<Written> {
+        opened.open.look(self.look_every)?;
+        opened.open.write(at, payload, stable)
     }
 
     /// Makes durable what was written to these bytes; it does so for the whole file.
@@ -414,6 +429,26 @@ struct OpenFile {
 }
 
 impl OpenFile {
+    fn write(&self, at: u64, payload: &mut Payload<'_>, stable: Stable) -> io::Result<Written> {
+        let count = if payload.len == 0 {
+            0
+        } else {
+            let _writing = self.disk.write_begins();
+            write(&self.file, at, payload)?
+        };
+        if stable != Stable::Unstable {
+            self.sync()?;
+            return Ok(Written { count: count as u32, committed: Stable::FileSync });
+        }
+        if count >= STREAM {
+            // The bytes are in this CPU's cache still. The system has them from now on, and the next WRITE gets their pages.
+            let bytes = at..at + count as u64;
+            self.file.write_back(bytes.clone());
+            self.file.advise(Advice::DontNeed, bytes);
+        }
+        Ok(Written { count: count as u32, committed: Stable::Unstable })
+    }
+
     /// Makes everything durable that was written before.
     fn sync(&self) -> io::Result<()> {
         let changes = self.disk.changes();
