@@ -10,8 +10,9 @@
 //! - D1 A WRITE that was answered with [`Stable::FileSync`], and what a COMMIT that went well covers, is on the disk, if the
 //!   verifier of both answers is the same.
 //! - D2 An error of write-back is told once: to the next COMMIT or stable WRITE of the file. The verifier changes with it, so
-//!   that clients send again what they wrote unstably, whichever of them is told. The pages stay dirty, and are tried again;
-//!   if they cannot be written as their file leaves the table either, they are lost.
+//!   that clients send again what they wrote unstably, whichever of them is told. Pages that are in the cache stay dirty, and
+//!   are tried again; if they cannot be written as their file leaves the table either, they are lost. Pages that have left the
+//!   cache, as those of a stream do, are lost if a flush fails.
 //! - D3 As long as the file system does not have all of a file's writes, [`Data::attributes`] has its length and the time of
 //!   its last WRITE. A client that is shown that time as `mtime` and as `ctime` sees `mtime` stay as it is at write-back, and
 //!   `ctime` move within the COMMIT alone.

@@ -68,7 +68,7 @@ const MIB: usize = 1 << 20;
 const FILE: usize = 64 * MIB;
 const ENTRIES: usize = 1000;
 /// Turns of all servers.
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 15;
 const QUICK_ROUNDS: usize = 2;
 
 fn failed(what: &str, why: impl std::fmt::Display) -> Error {

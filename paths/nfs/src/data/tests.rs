@@ -1,6 +1,6 @@
 //! The contents of files against plain vectors of bytes, over disks that fail, and forget at a power cut what was not flushed.
 use super::disk::Inner;
-use super::{Data, FileKey, LOOK_EVERY, PAGE_SIZE, Payload, Pending, Stable};
+use super::{Data, FileKey, LOOK_EVERY, PAGE_SIZE, Payload, Pending, STREAM, Stable};
 use pagemill::{Allocator, Backing, Bulk, Page, PageCache, PageCount};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -230,7 +230,12 @@ fn check(run: &Run) {
         let file = below(FILES as u64);
         let (fake, model) = (set.fake(file), &mut models[file]);
         let at = if below(2) == 0 { below(FILE_MAX) / PAGE_SIZE * PAGE_SIZE } else { below(FILE_MAX) };
-        let len = if below(2) == 0 { below(6) * PAGE_SIZE } else { below(3 * PAGE_SIZE as u64) };
+        let len = match below(8) {
+            // What goes to the file at once and leaves the cache is lost if the flush fails.
+            0 if run.chance == 0 => STREAM + below(FILE_MAX / 4),
+            0..4 => below(6) * PAGE_SIZE,
+            _ => below(3 * PAGE_SIZE as u64),
+        };
         let before = set.data.verifier();
         match below(12) {
             0..4 => match set.read(file, at, len) {
@@ -380,6 +385,34 @@ fn an_error_is_told_once_and_the_verifier_changes() {
     assert_ne!(set.data.verifier(), verifier);
     assert_eq!(set.write(0, 50, &[9; 100], Stable::FileSync).unwrap(), 100);
     assert!(*fake.durable.lock().unwrap() == [vec![8; 50], vec![9; 100], vec![7; 4850]].concat());
+}
+
+#[test]
+fn a_write_of_a_stream_goes_to_the_file_at_once_and_is_promised_by_its_commit_alone() {
+    let set = Set::new(1, 512, 8, LOOK_EVERY, true);
+    let fake = set.fake(0);
+    set.write(0, 0, &[6; STREAM - 1], Stable::Unstable).unwrap();
+    assert_eq!((set.on_disk(0).len(), set.cache.stats().dirty), (0, 16));
+    set.commit(0).unwrap();
+    let (verifier, cached) = (set.data.verifier(), set.cache.stats().pages);
+    set.write(0, STREAM, &[7; STREAM], Stable::Unstable).unwrap();
+    assert!(set.on_disk(0)[STREAM..] == [7; STREAM]);
+    assert_eq!((set.cache.stats().dirty, set.cache.stats().pages), (0, cached));
+    assert_eq!(set.pending(0).unwrap().len, 2 * STREAM as u64);
+    assert_eq!(set.read(0, STREAM, STREAM).unwrap(), (vec![7; STREAM], true));
+    // What left the cache cannot be written again, so clients are told to send it again. What was read since can be.
+    fake.flushes.store(1, SeqCst);
+    set.commit(0).unwrap_err();
+    assert_ne!(set.data.verifier(), verifier);
+    // A disk that takes nothing keeps nothing from the cache.
+    fake.writes.store(1, SeqCst);
+    set.write(0, 0, &[8; STREAM], Stable::Unstable).unwrap();
+    assert_eq!(set.cache.stats().dirty, 32);
+    assert_eq!(set.read(0, 0, STREAM).unwrap().0, [8; STREAM]);
+    set.commit(0).unwrap_err();
+    set.write(0, STREAM, &[9; STREAM], Stable::Unstable).unwrap();
+    set.commit(0).unwrap();
+    assert!(*fake.durable.lock().unwrap() == [[8; STREAM], [9; STREAM]].concat());
 }
 
 #[test]
