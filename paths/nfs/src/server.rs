@@ -11,6 +11,7 @@
 //! - S2 What a peer sends decides only about memory that is bounded: 16 KiB of a record, and pages by `room`.
 //! - S3 A thread's array of pages is full before it waits for a connection.
 //! - S4 A thread takes one batch of a connection, and then waits for the next event: those behind it are served first.
+//! - S5 What may take long is done last of a batch, so no request waits for a COMMIT that came in the same packet.
 //!
 //! # Locks
 //! Those of a `connection`; then those of `connections` and `room`, which are leaves, and that of `crew`, with which no other
@@ -63,7 +64,7 @@ const ACTIVE_MIN: usize = 2;
 /// Answers requests.
 pub(crate) trait Service: Send + Sync + 'static {
     /// How long a request takes as a rule.
-    fn pace(&self, call: &Call<'_>) -> Pace;
+    fn pace(&self, header: &Header<'_>) -> Pace;
 
     /// Called by several threads at a time, also for requests of one connection.
     fn answer(&self, call: &mut Call<'_>) -> Answer;
@@ -119,11 +120,10 @@ impl Server {
         service: Arc<impl Service>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let largest = record::DATA_MAX.div_ceil(pagemill::PAGE_SIZE);
         let hub = Arc::new(Hub {
             poller: Arc::new(Poller::new()?),
             connections: Connections::default(),
-            room: Arc::new(Room::new(settings.unfinished_pages.max(largest))),
+            room: Arc::new(Room::new(settings.unfinished_pages.max(room::LARGEST))),
             counters: Counters::default(),
             settings,
             stop: Cancel::new(),
@@ -227,6 +227,10 @@ impl Thread {
         let source = Source { array: &mut self.array, taken: &mut self.taken };
         connection.receive(&self.hub, &mut self.batch, source);
         let (bytes, mut requests) = (mem::take(&mut self.batch.bytes), mem::take(&mut self.batch.requests));
+        if requests.len() > 1 {
+            // S5
+            requests.sort_by_key(|request| self.is_slow(&bytes[request.record.clone()]));
+        }
         for request in requests.drain(..) {
             self.answer(connection, &bytes, request);
             self.replies.requests += 1;
@@ -237,6 +241,10 @@ impl Thread {
         // Their capacity is used again.
         self.batch = Batch { bytes, requests };
         self.batch.bytes.clear();
+    }
+
+    fn is_slow(&self, record: &[u8]) -> bool {
+        record::header(record).is_ok_and(|header| self.service.pace(&header) == Pace::Slow)
     }
 
     fn answer(&mut self, connection: &Arc<Connection>, bytes: &[u8], request: Received) {
@@ -259,6 +267,7 @@ impl Thread {
     }
 
     fn call(&mut self, connection: &Arc<Connection>, header: Header<'_>, data: Option<Data>) -> Answer {
+        let pace = self.service.pace(&header);
         let (mut pages, len) = data.map_or_else(Default::default, |data| (data.pages, data.len));
         let mut call = Call {
             xid: header.xid,
@@ -270,7 +279,6 @@ impl Thread {
             args: header.args,
             payload: Payload { pages: &mut pages, len },
         };
-        let pace = self.service.pace(&call);
         if pace != Pace::Quick {
             self.leave();
         }

@@ -5,6 +5,7 @@ use nfs3_types::{mount, nfs3};
 use crate::call::{Answer, Call, Pace, Status};
 use crate::mount::Mounts;
 use crate::nfs::{self, Nfs};
+use crate::record::Header;
 use crate::reply_cache::{Lookup, ReplyCache};
 use crate::server::Service;
 
@@ -40,9 +41,9 @@ impl Programs {
 }
 
 impl Service for Programs {
-    fn pace(&self, call: &Call<'_>) -> Pace {
-        match (call.program, call.version) {
-            (nfs3::PROGRAM, nfs3::VERSION) => nfs::pace(call.procedure),
+    fn pace(&self, header: &Header<'_>) -> Pace {
+        match (header.program, header.version) {
+            (nfs3::PROGRAM, nfs3::VERSION) => nfs::pace(header.procedure),
             _ => Pace::Slow,
         }
     }

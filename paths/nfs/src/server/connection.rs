@@ -59,6 +59,8 @@ pub(super) struct Connection {
     /// The tick at which it has been silent for too long.
     stalls_at: AtomicU64,
     has_stalled: AtomicBool,
+    /// Nobody read it for a while, which does not count against the peer.
+    was_idle: AtomicBool,
     is_closed: AtomicBool,
 }
 
@@ -90,6 +92,7 @@ impl Connection {
             granted: Mutex::default(),
             stalls_at: AtomicU64::new(NEVER),
             has_stalled: AtomicBool::new(false),
+            was_idle: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
         }
     }
@@ -97,13 +100,21 @@ impl Connection {
     /// Takes what came to the batch, and lets others read on.
     pub(super) fn receive(self: &Arc<Self>, hub: &Hub, batch: &mut Batch, mut source: Source<'_>) {
         let mut input = lock(&self.input);
+        if self.was_idle.swap(false, Relaxed)
+            && let Some(data) = input.data.as_mut().filter(|data| data.reserved.is_some())
+        {
+            data.due = self.clock.stalls_at();
+        }
         let mut bytes = 0;
         let next = self.receive_some(&mut input, hub, batch, &mut source, &mut bytes);
         input.trim(&mut source);
         let is_within_record = input.is_within_record();
         match next {
             Next::More if !is_within_record => self.stalls_at.store(NEVER, Relaxed),
-            Next::More => self.stalls_at.store(self.clock.stalls_at(), Relaxed),
+            Next::More => {
+                let due = input.data.as_ref().map_or(NEVER, |data| data.due);
+                self.stalls_at.store(self.clock.stalls_at().min(due), Relaxed);
+            }
             // It was stored before others could have the connection.
             Next::Waits => {}
             Next::Ended(_) => {
@@ -125,6 +136,7 @@ impl Connection {
                 // It waits for its requests, or for its peer to take replies.
                 let stalls_at = if output.is_blocked { self.clock.stalls_at() } else { NEVER };
                 self.stalls_at.store(stalls_at, Relaxed);
+                self.was_idle.store(true, Relaxed);
                 (output.is_input_idle, output.is_within_record) = (true, is_within_record);
             }
             Next::Waits => {}
@@ -189,17 +201,20 @@ impl Connection {
     /// Whether there is room for the WRITE that is being received, if it goes on.
     fn has_room(self: &Arc<Self>, input: &mut Input, hub: &Hub) -> bool {
         let Some(data) = input.data.as_mut().filter(|data| !data.is_complete()) else { return true };
-        if data.reserved.is_none() {
-            data.reserved = lock(&self.granted).take();
+        if data.reserved.is_some() {
+            return true;
         }
+        data.reserved = lock(&self.granted).take();
         if data.reserved.is_none() {
             self.stalls_at.store(NEVER, Relaxed);
             data.reserved = hub.room.reserve(data.pages_needed(), self);
-            if data.reserved.is_none() {
-                hub.counters.waits_for_room.fetch_add(1, Relaxed);
-            }
         }
-        data.reserved.is_some()
+        if data.reserved.is_none() {
+            hub.counters.waits_for_room.fetch_add(1, Relaxed);
+            return false;
+        }
+        data.due = self.clock.stalls_at();
+        true
     }
     /// There is room now: somebody reads on.
     pub(super) fn grant(&self, reserved: Reserved) {

@@ -71,6 +71,8 @@ pub(super) struct Data {
     pub(super) len: usize,
     /// Room for its pages, unless all its data came at once.
     pub(super) reserved: Option<Reserved>,
+    /// The tick at which all of it must have come, once it has room.
+    pub(super) due: u64,
 }
 
 impl Data {
@@ -207,7 +209,7 @@ impl Input {
                 Kind::Small => self.is_small = true,
                 Kind::Write { at, len } => {
                     let rest = self.head.split_off(at);
-                    self.data = Some(Data { pages: Vec::new(), got: 0, len, reserved: None });
+                    self.data = Some(Data { pages: Vec::new(), got: 0, len, reserved: None, due: u64::MAX });
                     return self.take_of_record(&rest, source);
                 }
             }

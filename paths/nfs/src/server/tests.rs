@@ -7,13 +7,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pagemill::{Allocator, CachedFile, FileBacking, Gfp, PageCache};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::connection::REQUESTS_MAX;
 use super::{Server, Service, Settings, Why, lock};
 use crate::call::{Answer, Call, Pace, Status};
-use crate::record::MARK;
 use crate::record::tests::{call, write_args};
+use crate::record::{Header, MARK};
 
 const NULL: u32 = 0;
 /// The results are the arguments.
@@ -78,8 +79,8 @@ fn sum<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> u32 {
 }
 
 impl Service for Echo {
-    fn pace(&self, call: &Call<'_>) -> Pace {
-        match call.procedure {
+    fn pace(&self, header: &Header<'_>) -> Pace {
+        match header.procedure {
             WRITE | PANIC | WAIT => Pace::Slow,
             _ => Pace::Quick,
         }
@@ -134,7 +135,16 @@ struct Client(TcpStream);
 
 impl Client {
     fn new(address: SocketAddr) -> Self {
-        let socket = TcpStream::connect(address).unwrap();
+        Self::of(TcpStream::connect(address).unwrap())
+    }
+    /// From another address of this machine.
+    fn from_elsewhere(address: SocketAddr) -> Self {
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&socket, &SocketAddr::from(([127, 0, 0, 2], 0))).unwrap();
+        connect(&socket, &address).unwrap();
+        Self::of(socket.into())
+    }
+    fn of(socket: TcpStream) -> Self {
         socket.set_nodelay(true).unwrap();
         socket.set_read_timeout(Some(DEADLINE)).unwrap();
         socket.set_write_timeout(Some(DEADLINE)).unwrap();
@@ -160,9 +170,13 @@ impl Client {
         (xid, rest[16..].to_vec())
     }
     fn is_closed(&mut self) -> bool {
-        match self.0.read(&mut [0; 1]) {
-            Ok(count) => count == 0,
-            Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+        loop {
+            match self.0.read(&mut [0; 1]) {
+                // The process was stopped, and goes on.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == io::ErrorKind::ConnectionReset,
+                Ok(count) => return count == 0,
+            }
         }
     }
 }
@@ -380,6 +394,58 @@ fn unfinished_writes_wait_for_room_and_are_all_finished() {
         }
     });
     assert_eq!(server.hub.room.free(), 256);
+    server.stop();
+}
+
+#[test]
+fn an_address_leaves_half_of_the_room_to_others() {
+    let settings = Settings { threads: 2, unfinished_pages: 512, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(2048), Echo::default());
+    let data = bytes(1 << 20, 1);
+    let record = record(1, WRITE, &write_args(&data));
+    let (first, rest) = record.split_at(10_000);
+    let mut slow: Vec<_> = (0..4).map(|_| Client::new(address)).collect();
+    slow.iter_mut().for_each(|client| client.send(first));
+    let waiting = || server.counters().waits_for_room.load(SeqCst);
+    until(|| waiting() == 3);
+    let mut other = Client::from_elsewhere(address);
+    for _ in 0..3 {
+        other.send(first);
+        until(|| server.hub.room.free() == 0);
+        other.send(rest);
+        assert_eq!(other.results(), (1, write_results(&data)));
+    }
+    // Each is granted room as the one before it is done.
+    for client in &mut slow {
+        client.send(rest);
+    }
+    assert!(slow.iter_mut().all(|client| client.results() == (1, write_results(&data))));
+    assert_eq!((server.hub.room.free(), waiting()), (512, 3));
+    server.stop();
+}
+
+#[test]
+fn a_write_that_comes_byte_by_byte_is_closed_though_it_is_never_silent() {
+    let stalled_after = Duration::from_millis(200);
+    let settings = Settings { threads: 2, stalled_after, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(32 << 10), Echo::default());
+    let mut client = Client::new(address);
+    client.send(&record(1, WRITE, &write_args(&bytes(1 << 20, 1)))[..10_000]);
+    until(|| client.0.write_all(&[0]).is_err());
+    until(|| server.counters().closed(Why::Stalled) == 1 && server.hub.connections.len() == 0);
+    server.stop();
+}
+
+#[test]
+fn a_request_does_not_wait_for_a_slow_one_of_the_same_packet() {
+    let (server, address, echo) = start(2);
+    let mut client = Client::new(address);
+    client.send(&[record(1, WAIT, b""), record(2, ECHO, b"here"), record(3, WAIT, b"")].concat());
+    assert_eq!(client.results(), (2, b"here".to_vec()));
+    echo.gate.open();
+    let mut results = [client.results(), client.results()];
+    results.sort();
+    assert_eq!(results, [(1, b"done".to_vec()), (3, b"done".to_vec())]);
     server.stop();
 }
 
