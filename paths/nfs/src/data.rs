@@ -18,7 +18,7 @@
 //!   `ctime` move within the COMMIT alone.
 //! - D4 A file has one place in the cache at a time: it is closed before it is opened again.
 //! - D5 What others than this server change is seen a second later, by the file's size, `mtime` and `ctime`. Not seen is a
-//!   change between two looks in which this server wrote the file back too, one within the same tick of the file system's
+//!   change between two looks in which this server wrote to the file too (so beside a stream of WRITEs none is), one within the same tick of the file system's
 //!   clock, or one that leaves the three as they were. Pages that are dirty win over what others write.
 //!
 //! Call this as the server, not as the caller: only the file's owner, or CAP_FOWNER, may set its times. A server that may not
@@ -53,8 +53,9 @@ use table::Table;
 /// connections.
 const FILES_MAX: usize = 1024;
 
-/// A WRITE of so many bytes is one of a stream. It goes to the file at once, without being durable, and its pages leave the
-/// cache: the system keeps what is written. Smaller ones stay in the cache, where they are put together and may be overwritten.
+/// A WRITE of so many bytes goes to the file at once, without being durable. Its pages leave the cache unless some of them were
+/// there before: the system keeps what is written. Smaller ones stay in the cache, where they are put together and may be
+/// overwritten.
 const STREAM: usize = 64 << 10;
 
 /// A file that was not looked at for so long may have been changed by others.
@@ -110,6 +111,8 @@ pub(crate) struct Written {
     /// Fewer bytes than there were if memory ended.
     pub(crate) count: u32,
     pub(crate) committed: Stable,
+    /// That of before the bytes were written: a flush that fails as soon as they are may lose them.
+    pub(crate) verifier: [u8; 8],
 }
 
 /// What the file system does not know of a file yet.
@@ -127,8 +130,11 @@ impl Verifier {
     fn new() -> Self {
         Self(AtomicU64::new(random()))
     }
+    fn get(&self) -> [u8; 8] {
+        self.0.load(Relaxed).to_ne_bytes()
+    }
     fn change(&self) {
-        // Relaxed: whoever answers a WRITE reads it after the WRITE, and a COMMIT after its flush; each of them is ordered with
+        // Relaxed: whoever answers a WRITE reads it before the WRITE, and a COMMIT after its flush; each of them is ordered with
         // the change by the locks of the file.
         self.0.store(random(), Relaxed);
     }
@@ -164,10 +170,10 @@ impl Data {
         Self { cache, table: Table::new(most), verifier: Arc::new(Verifier::new()), look_every, make }
     }
 
-    /// The verifier of answers to WRITE and COMMIT, to be asked after the call that it answers. It is another one after a
-    /// restart, and after data may have been lost.
+    /// The verifier of an answer to COMMIT, to be asked after it. It is another one after a restart, and after data may have been
+    /// lost.
     pub(crate) fn verifier(&self) -> [u8; 8] {
-        self.verifier.0.load(Relaxed).to_ne_bytes()
+        self.verifier.get()
     }
 
     /// Bytes from `at` on, and whether the file ends with them: fewer than `count` if the cache lacks pages for all of them
@@ -275,10 +281,10 @@ impl Data {
         open.sync()
     }
 
-    /// The length and the time of the last WRITE, if the file system does not know them yet. Otherwise its own are right.
-    /// This waits for nothing.
-    pub(crate) fn attributes(&self, key: &FileKey) -> Option<Pending> {
-        self.table.pending(key)
+    /// The length and the time of the last WRITE, if the file system did not know them when it said `seen`, though it may by now.
+    /// Otherwise its own are right. This waits for nothing.
+    pub(crate) fn attributes(&self, key: &FileKey, seen: &Stat) -> Option<Pending> {
+        self.table.pending(key, seen)
     }
 
     /// Has the file system know all writes of a file, so that a time which a client sets stays: called before that.
@@ -431,34 +437,44 @@ struct OpenFile {
 
 impl OpenFile {
     fn write(&self, at: u64, payload: &mut Payload<'_>, stable: Stable) -> io::Result<Written> {
+        let verifier = self.verifier.get();
+        // Nothing of it is in the cache, so nobody has read it lately.
+        let is_stream = payload.len >= STREAM && stable == Stable::Unstable && {
+            let (first, pages) = (at / PAGE_SIZE as u64, payload.len.div_ceil(PAGE_SIZE) as u64);
+            self.file.next_present(first, pages) >= first.saturating_add(pages)
+        };
         let count = if payload.len == 0 {
             0
         } else {
             let _writing = self.disk.write_begins();
             write(&self.file, at, payload)?
         };
+        let written = |committed| Written { count: count as u32, committed, verifier };
         if stable != Stable::Unstable {
             self.sync()?;
-            return Ok(Written { count: count as u32, committed: Stable::FileSync });
+            return Ok(written(Stable::FileSync));
         }
         if count >= STREAM {
             // The bytes are in this CPU's cache still. The system has them from now on, and the next WRITE gets their pages.
             let bytes = at..at + count as u64;
             self.file.write_back(bytes.clone());
-            self.file.advise(Advice::DontNeed, bytes);
+            if is_stream {
+                self.file.advise(Advice::DontNeed, bytes);
+            }
         }
-        Ok(Written { count: count as u32, committed: Stable::Unstable })
+        Ok(written(Stable::Unstable))
     }
 
     /// Makes everything durable that was written before.
     fn sync(&self) -> io::Result<()> {
         let changes = self.disk.changes();
         let synced = self.file.sync();
+        let now = self.disk.look();
         match &synced {
-            Ok(()) => self.disk.saved(changes),
+            Ok(()) => self.disk.saved(changes, now.as_ref().ok()),
             Err(_) => self.verifier.change(),
         }
-        if let Ok(now) = self.disk.look() {
+        if let Ok(now) = now {
             // What changes from now on is others' doing, unless it is a write-back.
             lock(&self.looked).note(now);
         }
@@ -497,7 +513,13 @@ impl OpenFile {
         Ok(())
     }
 
-    fn pending(&self) -> Option<Pending> {
+    /// What the file system did not know yet when it said `seen`.
+    fn pending(&self, seen: &Stat) -> Option<Pending> {
+        self.unsaved().or_else(|| self.disk.saved_since(seen))
+    }
+
+    /// What the file system does not know yet.
+    fn unsaved(&self) -> Option<Pending> {
         // The time first: a write that is over meanwhile has lengthened the file.
         let modified = self.disk.modified()?;
         Some(Pending { len: self.file.len(), modified })

@@ -92,7 +92,7 @@ impl Nfs {
     /// The attributes of a file as clients see them.
     pub(super) fn attributes(&self, stat: &Stat, key: &FileKey) -> fattr3 {
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        shown(stat, if is_file { self.data.attributes(key) } else { None })
+        shown(stat, if is_file { self.data.attributes(key, stat) } else { None })
     }
 
     /// The attributes after an operation. A client does without them if there are none.

@@ -26,6 +26,22 @@ fn read_results(file_attributes: post_op_attr, read: ReadBytes) -> Answer {
     Answer::Lent(results, lent)
 }
 
+fn write_results(done: Outcome<Written>, file_wcc: wcc_data) -> Vec<u8> {
+    match done {
+        Ok(Written { count, committed, verifier }) => accepted(WRITE3resok {
+            file_wcc,
+            count,
+            committed: match committed {
+                Stable::Unstable => stable_how::UNSTABLE,
+                Stable::DataSync => stable_how::DATA_SYNC,
+                Stable::FileSync => stable_how::FILE_SYNC,
+            },
+            verf: writeverf3(verifier),
+        }),
+        Err(failed) => refused(failed, WRITE3resfail { file_wcc }),
+    }
+}
+
 impl Nfs {
     pub(super) fn read(&self, mut request: Request<'_>) -> Result<Answer, Answer> {
         let handle = request.handle()?;
@@ -108,28 +124,12 @@ impl Nfs {
             let after = opened
                 .stat_again()
                 .map_or(post_op_attr::None, |stat| post_op_attr::Some(self.attributes(&stat, &opened.key)));
-            return Ok(self.write_results(done, wcc_data { before: pre_op_attr::None, after }));
+            return Ok(write_results(done, wcc_data { before: pre_op_attr::None, after }));
         }
         let (object, key) = self.object_or(handle, WRITE3resfail::default())?;
         let done = self.write_bytes(request.caller, &object, &key, at, payload, stable);
         let file_wcc = self.wcc_of_file(&object, &key);
-        Ok(self.write_results(done, file_wcc))
-    }
-
-    fn write_results(&self, done: Outcome<Written>, file_wcc: wcc_data) -> Vec<u8> {
-        match done {
-            Ok(written) => accepted(WRITE3resok {
-                file_wcc,
-                count: written.count,
-                committed: match written.committed {
-                    Stable::Unstable => stable_how::UNSTABLE,
-                    Stable::DataSync => stable_how::DATA_SYNC,
-                    Stable::FileSync => stable_how::FILE_SYNC,
-                },
-                verf: writeverf3(self.data.verifier()),
-            }),
-            Err(failed) => refused(failed, WRITE3resfail { file_wcc }),
-        }
+        Ok(write_results(done, file_wcc))
     }
 
     fn is_within_largest(&self, at: u64, payload: &Payload<'_>) -> bool {
