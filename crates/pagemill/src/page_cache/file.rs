@@ -199,7 +199,8 @@ impl CachedFile {
         self.cached.sync(&self.seen)
     }
 
-    /// Writes dirty pages of these bytes to the backing, as far as nobody has them in use, and returns how many. They need not be
+    /// Writes dirty pages of these bytes to the backing, as far as nobody has them in use, and returns how many it began to write:
+    /// one that fails is dirty again. They need not be
     /// durable yet, nor there if the backing writes by itself: [`sync`](Self::sync) makes sure, and is told of errors. It is what
     /// Linux calls `sync_file_range` with `SYNC_FILE_RANGE_WRITE`, and waits for nothing but the backing's own call.
     ///
@@ -210,14 +211,16 @@ impl CachedFile {
     /// # let cache = PageCache::builder(&Allocator::builder().pages(1024).build().unwrap()).build();
     /// let file = cache.open(FileBacking::open(&path)?)?;
     /// file.write_at(&[7; 3 * 4096], 0)?;
-    /// assert_eq!(file.write_back(4096..8192), PageCount::new(1));
+    /// assert_eq!(file.write_back(5000..5000), PageCount::new(0));
+    /// assert_eq!(file.write_back(5000..5001), PageCount::new(1));
     /// assert_eq!(cache.stats().dirty, 2);
     /// assert_eq!(std::fs::read(&path)?, [[0; 4096], [7; 4096], [0; 4096]].concat());
     /// # drop(file); std::fs::remove_file(path)?;
     /// # std::io::Result::Ok(())
     /// ```
     pub fn write_back(&self, bytes: Range<u64>) -> PageCount {
-        PageCount::new(self.cached.write_back(pages_of(bytes), usize::MAX, Patience::Some))
+        let pages = if bytes.is_empty() { 0..0 } else { pages_of(bytes) };
+        PageCount::new(self.cached.write_back(pages, usize::MAX, Patience::Some))
     }
 
     /// Says how the file will be used. [`WillNeed`](Advice::WillNeed) and [`DontNeed`](Advice::DontNeed) are about these

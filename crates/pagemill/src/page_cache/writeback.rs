@@ -43,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) enum Patience {
     /// Every page that is dirty now: waits for those that others write to.
     All,
-    /// Some, to make room: waits for no lock.
+    /// Those that nobody uses, to make room or because a program asked: waits for no lock.
     Some,
 }
 
