@@ -119,18 +119,23 @@ impl Bulk {
     /// # Safety
     /// The handles are null or open.
     #[inline]
-    unsafe fn request<T: pagemill::Owned>(&self) -> Result<pagemill::Bulk<'_, AtLeast, T>, Error> {
-        self.check_counts()?;
-        let request = pagemill::Bulk::at_least(self.least as usize, self.n()).gfp(gfp(self.gfp)?);
-        if self.is_plain() {
-            return Ok(request);
-        }
+    unsafe fn request(&self) -> Result<pagemill::Bulk<'_, AtLeast, Block>, Error> {
+        let request = self.plain()?.order(order_of(self.order)?);
         // SAFETY: the caller says so.
-        unsafe { self.with_options(request) }
+        if self.is_plain() { Ok(request) } else { unsafe { self.with_options(request) } }
     }
 
+    /// The same without what most requests leave at 0.
+    #[inline(always)]
+    fn plain(&self) -> Result<pagemill::Bulk<'_, AtLeast, Block>, Error> {
+        self.check_counts()?;
+        Ok(pagemill::Bulk::at_least(self.least as usize, self.n()).gfp(gfp(self.gfp)?))
+    }
+
+    #[inline]
     fn is_plain(&self) -> bool {
         (self.nodes | self.timeout_ns) == 0
+            && self.order == 0
             && (self.policy | self.flags) == 0
             && self.cancel.is_null()
             && self.account.is_null()
@@ -240,14 +245,18 @@ pub unsafe extern "C" fn pagemill_alloc_pages_bulk_array(
     let fill = || {
         // SAFETY: the caller passes null or a handle, and null or a structure of the size that it says, with handles in it.
         let (allocator, bulk) = unsafe { (handle::get(allocator)?, sized::read(request)?) };
-        // SAFETY: as above.
-        let request = unsafe { bulk.request() }?.order(order_of(bulk.order)?);
+        // Not more of the request than is used is written to memory.
+        let plain = bulk.plain()?;
         if slots.is_null() && bulk.most > 0 {
             return Err(Error::Argument);
         }
         // SAFETY: the caller passes n slots.
         let slots = unsafe { slice::from_raw_parts_mut(start(slots.cast::<*mut u8>()).as_ptr(), bulk.n()) };
-        Ok(allocator.alloc_pages_bulk_array_raw(request, slots)?)
+        if bulk.is_plain() {
+            return Ok(allocator.alloc_pages_bulk_array_raw(plain, slots)?);
+        }
+        // SAFETY: as above.
+        Ok(allocator.alloc_pages_bulk_array_raw(unsafe { bulk.request() }?, slots)?)
     };
     // SAFETY: the caller passes null or a place for a result.
     unsafe { deliver(fill(), filled) }
@@ -267,15 +276,18 @@ pub unsafe extern "C" fn pagemill_alloc_pages_bulk_array_fresh(
     let fill = || {
         // SAFETY: as in `pagemill_alloc_pages_bulk_array`.
         let (allocator, bulk) = unsafe { (handle::get(allocator)?, sized::read(request)?) };
-        // SAFETY: as above.
-        let request = unsafe { bulk.request() }?.order(order_of(bulk.order)?);
+        let plain = bulk.plain()?;
         if slots.is_null() && bulk.most > 0 {
             return Err(Error::Argument);
         }
         let slots = start(slots.cast::<MaybeUninit<*mut u8>>()).as_ptr();
         // SAFETY: the caller passes n slots.
         let slots = unsafe { slice::from_raw_parts_mut(slots, bulk.n()) };
-        Ok(allocator.alloc_pages_bulk_array_raw_fresh(request, slots)?)
+        if bulk.is_plain() {
+            return Ok(allocator.alloc_pages_bulk_array_raw_fresh(plain, slots)?);
+        }
+        // SAFETY: as above.
+        Ok(allocator.alloc_pages_bulk_array_raw_fresh(unsafe { bulk.request() }?, slots)?)
     };
     // SAFETY: the caller passes null or a place for a result.
     unsafe { deliver(fill(), filled) }
@@ -301,7 +313,7 @@ pub unsafe extern "C" fn pagemill_alloc_pages_bulk_list(
         let (allocator, bulk, list) =
             unsafe { (handle::get(allocator)?, sized::read(request)?, handle::get_mut(list)?) };
         // SAFETY: as above.
-        let request = unsafe { bulk.request() }?.order(order_of(bulk.order)?);
+        let request = unsafe { bulk.request() }?;
         Ok(allocator.alloc_pages_bulk_list(request, list)?)
     };
     // SAFETY: the caller passes null or a place for a result.
@@ -366,7 +378,7 @@ pub unsafe extern "C" fn pagemill_alloc_pages_bulk_runs(
         // SAFETY: as in `pagemill_alloc_pages_bulk_list`.
         let (allocator, bulk) = unsafe { (handle::get(allocator)?, sized::read(request)?) };
         // SAFETY: as above.
-        let request = unsafe { bulk.request() }?.order(order_of(bulk.order)?);
+        let request = unsafe { bulk.request() }?;
         if runs.is_null() && bulk.most > 0 {
             return Err(Error::Argument);
         }

@@ -26,7 +26,7 @@ pub(crate) fn order_of(order: u32) -> Result<Order, Error> {
 pub unsafe extern "C" fn pagemill_alloc_page(allocator: *mut Allocator, gfp: u32) -> *mut c_void {
     // SAFETY: the caller passes null or a handle.
     let Ok((allocator, gfp)) = (unsafe { allocator::request(allocator, gfp) }) else { return null_mut() };
-    allocator.alloc_page(gfp).map_or(null_mut(), |page| page.into_raw().cast())
+    allocator.alloc_page_raw(gfp).map_or(null_mut(), <*mut u8>::cast)
 }
 
 /// Frees one page, of whichever allocator.

@@ -121,7 +121,7 @@ impl Allocator {
     /// assert_eq!(unsafe { free_pages_bulk_raw(&mut slots, Order::ZERO) }, Ok(64));
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn alloc_pages_bulk_array_raw<N>(
         &self,
         request: Bulk<'_, N, Block>,
@@ -163,7 +163,7 @@ impl Allocator {
     /// assert_eq!(unsafe { free_pages_bulk_raw(&mut slots.map(|slot| slot.assume_init()), Order::ZERO) }, Ok(64));
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn alloc_pages_bulk_array_raw_fresh<N>(
         &self,
         request: Bulk<'_, N, Block>,
