@@ -543,6 +543,19 @@ fn what_others_change_is_seen() {
 }
 
 #[test]
+fn a_write_to_an_open_file_spares_what_others_have_added() {
+    let set = Set::real(1, 8, Duration::ZERO);
+    set.write(0, 0, &[1; 100], Stable::FileSync).unwrap();
+    let opened = set.data.opened(0).unwrap();
+    let others = File::options().write(true).open(set.path(0)).unwrap();
+    others.write_all_at(&[5; 8092], 100).unwrap();
+    let mut pages = set.pages(&[7; 100]);
+    let mut payload = Payload { pages: &mut pages, len: 100 };
+    set.data.write_opened(&opened, 5000, &mut payload, Stable::FileSync).unwrap();
+    assert!(set.on_disk(0) == [vec![1; 100], vec![5; 4900], vec![7; 100], vec![5; 3092]].concat());
+}
+
+#[test]
 fn a_file_that_was_open_for_reading_only_is_opened_again_to_be_written() {
     let set = Set::real(1, 8, LOOK_EVERY);
     let path = set.path(0);

@@ -1114,6 +1114,8 @@ fn a_file_that_is_open_is_written_as_one_that_is_not() {
         // A READ opens it for reading alone.
         served.read(file, 0, 4).unwrap();
         served.write(file, 0, b"open", UNSTABLE).unwrap();
+        let written = served.write(file, 4, b"more", UNSTABLE).unwrap();
+        assert_eq!(written.file_wcc.after.unwrap().size, 8);
     }
     let beyond = served.ask::<FSINFO3res>(19, &FSINFO3args { fsroot: served.root() }).unwrap().maxfilesize - 1;
     assert_eq!(served.write(&given, beyond, b"xy", UNSTABLE).unwrap_err(), nfsstat3::NFS3ERR_FBIG);
