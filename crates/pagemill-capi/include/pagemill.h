@@ -130,6 +130,15 @@
 // The largest order of a block: 1 GiB.
 #define PAGEMILL_ORDER_MAX 18
 
+// The shrinker only frees pages.
+#define PAGEMILL_SHRINKER_FREES 0
+
+// The shrinker does I/O: it is not called for `PAGEMILL_GFP_NOIO`.
+#define PAGEMILL_SHRINKER_IO 1
+
+// The shrinker calls into a file system: it is not called for `PAGEMILL_GFP_NOIO` and `PAGEMILL_GFP_NOFS`.
+#define PAGEMILL_SHRINKER_FILESYSTEM 2
+
 // What a call returns: 0, or what is wrong. `pagemill_strerror` has a sentence for each.
 //
 // The hundreds tell the kinds apart. 1xx: no memory now; try later, ask for less, or free some. 2xx: the arguments are wrong, and
@@ -179,6 +188,10 @@ enum pagemill_error {
   PAGEMILL_ERROR_LEAST = 209,
   // The name of a counter that there is not.
   PAGEMILL_ERROR_NAME = 210,
+  // A request for more elements than the pool's reserve has when it is full.
+  PAGEMILL_ERROR_ABOVE_RESERVE = 211,
+  // A size that a pool's reserve cannot have, or not while a request waits for more.
+  PAGEMILL_ERROR_RESERVE = 212,
   // Another value that no request can have.
   PAGEMILL_ERROR_INVALID = 299,
   // The block is free already.
@@ -203,7 +216,7 @@ enum pagemill_error {
   PAGEMILL_ERROR_BACKEND = 402,
   // A description of faults that cannot be read.
   PAGEMILL_ERROR_FAULTS = 403,
-  // Pages are still handed out.
+  // Pages, or elements of a pool, are still handed out.
   PAGEMILL_ERROR_IN_USE = 404,
   // An invariant of Pagemill is broken: please report it.
   PAGEMILL_ERROR_BROKEN = 405,
@@ -228,6 +241,18 @@ struct pagemill_cancel_token;
 // A list of blocks of one order. It owns its blocks, and no pointer to them is handed out: free them by way of the list, or take them
 // off. Its links lie outside the blocks. The type is opaque. One thread at a time may use a list.
 struct pagemill_list;
+
+// A pool that keeps a reserve of elements: a request for as many as the reserve has, which may wait, always succeeds as long as other
+// owners free theirs. The type is opaque. Any thread may use a pool.
+//
+// Code that holds elements of a pool must not wait for more of the same pool: it asks for all at once.
+//
+// The child of a `fork` goes on with the reserve that there was. Elements of other threads stay handed out there for ever, so it may release the
+// pool, not destroy it.
+struct pagemill_mempool;
+
+// The registration of a function that frees pages when memory is short. The type is opaque.
+struct pagemill_shrinker;
 
 // A piece of memory for an allocator to manage: an arena. Set `size` to `sizeof(struct pagemill_memory)`, `pages`, and
 // whatever else is not to be 0.
@@ -356,6 +381,30 @@ struct pagemill_run {
   void *start;
   // How many blocks.
   size_t blocks;
+};
+
+// A pool's size, elements and pressure. Counts are of elements.
+struct pagemill_mempool_statistics {
+  // The size of a full reserve.
+  size_t min_nr;
+  // Elements in the reserve now.
+  size_t reserve;
+  // The fewest in the reserve since the pool was made or resized.
+  size_t low_water;
+  // Elements that are handed out.
+  size_t out;
+  // Elements that left the reserve since the pool was made.
+  uint64_t from_reserve;
+  // Requests that wait now.
+  size_t waiting;
+  // Waits that ended.
+  uint64_t waits;
+  // Their total time, in microseconds.
+  uint64_t waited_us;
+  // The longest of them, in microseconds.
+  uint64_t longest_wait_us;
+  // More elements were freed than were out, or an element was not the pool's.
+  uint64_t misused;
 };
 
 // A misuse, as the hook of `pagemill_on_misuse` gets it.
@@ -621,6 +670,112 @@ enum pagemill_error pagemill_list_append(struct pagemill_list *list,
 // Threads: any. Signal handlers: yes for order 0.
 size_t pagemill_list_clear(struct pagemill_list *list);
 
+// Makes a pool of blocks of 2^order pages, with a reserve of `min_nr` of them. `*pool` gets the handle, or null.
+//
+// Errors: 1xx if the allocator has too few, 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no. It may reclaim, and wait for locks.
+enum pagemill_error pagemill_mempool_create_pages(struct pagemill_allocator *allocator,
+                                                  uint32_t order,
+                                                  size_t min_nr,
+                                                  struct pagemill_mempool **pool);
+
+// Makes a pool of elements that `alloc` makes and `free` ends, with a reserve of `min_nr` of them. `*pool` gets the handle, or null.
+//
+// `alloc` returns null if there is no memory now; `gfp` says what it may do, and a pool asks with `PAGEMILL_GFP_NOWAIT` first. Any thread may call
+// the functions, several at the same time; `user` is passed through. They must return: no exception, no longjmp.
+//
+// Errors: 1xx if `alloc` makes too few, 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_mempool_create(void *(*alloc)(uint32_t gfp, void *user),
+                                            void (*free)(void *element, void *user),
+                                            void *user,
+                                            size_t min_nr,
+                                            struct pagemill_mempool **pool);
+
+// Allocates one element. `*element` gets it, or null.
+//
+// Errors: 1xx if neither the source nor the reserve has one and `gfp` does not wait.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_mempool_alloc(struct pagemill_mempool *pool, uint32_t gfp_bits, void **element);
+
+// Hands `request->most` elements to `each`, which owns them from then on. `user` is passed through. The function must return: no exception, no
+// longjmp. The request's `least` and `order` do not matter. `*delivered`, unless the pointer is null, gets the number of elements.
+//
+// Errors: 1xx if the request may not wait, or not any longer: what was handed over until then stays with its owner. 2xx if an argument is wrong;
+// a request above the reserve is `PAGEMILL_ERROR_ABOVE_RESERVE`.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_mempool_alloc_bulk_callback(struct pagemill_mempool *pool,
+                                                         const struct pagemill_bulk *request,
+                                                         void (*each)(void *element, void *user),
+                                                         void *user,
+                                                         size_t *delivered);
+
+// Fills the null slots among the first n of an array, in ascending order. n is `request->most`; its `least` and `order` do not matter. `*added`, unless the pointer is null, gets the number of slots that it filled.
+//
+// Errors: as for `pagemill_mempool_alloc_bulk_callback`; what was delivered stays in its slots.
+//
+// Threads: any; nobody else may use the array meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_mempool_alloc_bulk_array(struct pagemill_mempool *pool,
+                                                      const struct pagemill_bulk *request,
+                                                      void **slots,
+                                                      size_t *added);
+
+// Frees one element: to the reserve if it is not full, else to the source.
+//
+// Errors: for a pool of blocks 3xx as for `pagemill_free_pages`; nothing has changed then. Elements of functions are not checked. 2xx if an
+// argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_mempool_free(struct pagemill_mempool *pool,
+                                          void *element);
+
+// Frees the elements of an array's first n slots, in one section. Empties the slots of those that it frees, and passes over null slots. `*freed`,
+// unless the pointer is null, gets their number.
+//
+// Errors: as for `pagemill_mempool_free`, the first one's: those slots are as they were, all others are freed.
+//
+// Threads: any; nobody else may use the array meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_mempool_free_bulk(struct pagemill_mempool *pool,
+                                               void **slots,
+                                               int64_t n,
+                                               size_t *freed);
+
+// Changes the size of the reserve.
+//
+// Errors: 1xx if the source cannot make enough, 2xx if `min_nr` is 0 or below the size of a request that waits. The size is then as it was.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_mempool_resize(struct pagemill_mempool *pool,
+                                            size_t min_nr);
+
+// Reads a pool's statistics.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_mempool_stats(const struct pagemill_mempool *pool,
+                                           struct pagemill_mempool_statistics *stats);
+
+// Destroys a pool of which no element is handed out, and frees its reserve. `*out`, unless the pointer is null, gets the number of elements that
+// are handed out.
+//
+// Errors: `PAGEMILL_ERROR_IN_USE` if there are any; nothing has changed then.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_mempool_destroy(struct pagemill_mempool *pool,
+                                             size_t *out);
+
+// Lets a pool go, and frees its reserve. Blocks that are handed out stay valid: `pagemill_free_pages` frees them.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_mempool_release(struct pagemill_mempool *pool);
+
 // Allocates one page. Null if there is none, or if an argument is wrong: `pagemill_alloc_pages` with order 0 says which.
 //
 // The contents are unspecified unless `gfp` has `PAGEMILL_GFP_ZERO`.
@@ -690,6 +845,36 @@ enum pagemill_error pagemill_free_run(void *run,
 //
 // Threads: any. Signal handlers: yes.
 void pagemill_on_misuse(void (*hook)(const struct pagemill_misuse *report));
+
+// Registers a function that is called when the allocator's memory is short. It frees about `pages` pages and returns how many it freed. `gfp` are
+// the flags of the request that found no memory; `user` is passed through. `does` is one of `PAGEMILL_SHRINKER_FREES` to
+// `PAGEMILL_SHRINKER_FILESYSTEM`. `*shrinker` gets the handle, or null.
+//
+// The function is called on the thread of that request, in the middle of it, on the thread of background reclaim, or in a forked child. So no
+// thread may hold a lock that it waits for while it allocates with flags that reclaim: try the lock. It may free, and allocate with
+// `PAGEMILL_GFP_NOWAIT` or `PAGEMILL_GFP_ATOMIC`. It must return: no exception, no longjmp.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_shrinker_register(struct pagemill_allocator *allocator,
+                                               size_t (*shrink)(size_t pages, uint32_t gfp, void *user),
+                                               void *user,
+                                               uint32_t does,
+                                               struct pagemill_shrinker **shrinker);
+
+// Ends a registration. It does not wait for a call that is under way: free what `user` leads to only when none can be.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_shrinker_unregister(struct pagemill_shrinker *shrinker);
+
+// Does what background reclaim does, for programs that prefer to call it themselves: reclaims until every zone is above its high mark, or no more is
+// freed. Returns the number of pages that shrinkers freed; 0 for no open handle.
+//
+// Threads: any. Signal handlers: no.
+size_t pagemill_reclaim_step(struct pagemill_allocator *allocator);
 
 // Reads a counter by its name: `free`, `allocated`, `freed`, `misused` and so on. Sums over CPUs are exact at rest, and close while other
 // threads work.

@@ -98,13 +98,13 @@ pub struct PageRun {
 
 impl Bulk {
     /// The number of blocks or slots, once it is known to be valid.
-    fn n(&self) -> usize {
+    pub(crate) fn n(&self) -> usize {
         self.most as usize
     }
 
     /// Refuses a count that is negative or above INT_MAX (C3.3).
     #[inline]
-    fn check_counts(&self) -> Result<(), Error> {
+    pub(crate) fn check_counts(&self) -> Result<(), Error> {
         const MAX: u64 = i32::MAX as u64;
         // As an unsigned number, a negative count is above the largest.
         if self.least as u64 > MAX || self.most as u64 > MAX {
@@ -144,7 +144,7 @@ impl Bulk {
     /// # Safety
     /// The handles are null or open.
     #[cold]
-    unsafe fn with_options<'a, N, T: pagemill::Owned>(
+    pub(crate) unsafe fn with_options<'a, N, T>(
         &'a self,
         request: pagemill::Bulk<'a, N, T>,
     ) -> Result<pagemill::Bulk<'a, N, T>, Error> {
@@ -183,6 +183,27 @@ fn warn_once(count: i64) {
     let warning = format!("pagemill: a bulk request for {count} blocks is refused: a count is 0 to INT_MAX\n");
     // If standard error is closed there is nobody to warn.
     _ = rustix::io::write(rustix::stdio::stderr(), warning.as_bytes());
+}
+
+/// A number of slots.
+pub(crate) fn count(n: i64) -> Result<usize, Error> {
+    let valid = i32::try_from(n).ok().and_then(|n| usize::try_from(n).ok());
+    valid.ok_or_else(|| {
+        warn_once(n);
+        Error::Count
+    })
+}
+
+/// The slots of an array.
+///
+/// # Safety
+/// Null, or so many slots, which nobody else uses.
+pub(crate) unsafe fn slots_of<'a>(slots: *mut *mut c_void, n: usize) -> Result<&'a mut [*mut u8], Error> {
+    if slots.is_null() && n > 0 {
+        return Err(Error::Argument);
+    }
+    // SAFETY: the caller says so.
+    Ok(unsafe { slice::from_raw_parts_mut(start(slots.cast::<*mut u8>()).as_ptr(), n) })
 }
 
 /// What an empty array begins at, which no slot lies at.
@@ -247,11 +268,8 @@ pub unsafe extern "C" fn pagemill_alloc_pages_bulk_array(
         let (allocator, bulk) = unsafe { (handle::get(allocator)?, sized::read(request)?) };
         // Not more of the request than is used is written to memory.
         let plain = bulk.plain()?;
-        if slots.is_null() && bulk.most > 0 {
-            return Err(Error::Argument);
-        }
         // SAFETY: the caller passes n slots.
-        let slots = unsafe { slice::from_raw_parts_mut(start(slots.cast::<*mut u8>()).as_ptr(), bulk.n()) };
+        let slots = unsafe { slots_of(slots, bulk.n()) }?;
         if bulk.is_plain() {
             return Ok(allocator.alloc_pages_bulk_array_raw(plain, slots)?);
         }
@@ -413,19 +431,10 @@ pub unsafe extern "C" fn pagemill_free_pages_bulk(
     let mut count = 0;
     let mut free = || {
         let order = order_of(order)?;
-        let slots_of = |n: usize| {
-            // SAFETY: the caller passes n slots.
-            unsafe { slice::from_raw_parts_mut(start(slots.cast::<*mut u8>()).as_ptr(), n) }
-        };
-        let n = i32::try_from(n).ok().and_then(|n| usize::try_from(n).ok()).ok_or_else(|| {
-            warn_once(n);
-            Error::Count
-        })?;
-        if slots.is_null() && n > 0 {
-            return Err(Error::Argument);
-        }
+        // SAFETY: the caller passes n slots.
+        let slots = unsafe { slots_of(slots, self::count(n)?) }?;
         // SAFETY: the caller gives up the blocks, or they are refused.
-        match unsafe { pagemill::free_pages_bulk_raw(slots_of(n), order) } {
+        match unsafe { pagemill::free_pages_bulk_raw(slots, order) } {
             Ok(n) => {
                 count = n;
                 Ok(())

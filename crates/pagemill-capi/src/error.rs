@@ -56,6 +56,10 @@ pub enum Error {
     Least = 209,
     /// The name of a counter that there is not.
     Name = 210,
+    /// A request for more elements than the pool's reserve has when it is full.
+    AboveReserve = 211,
+    /// A size that a pool's reserve cannot have, or not while a request waits for more.
+    Reserve = 212,
     /// Another value that no request can have.
     Invalid = 299,
 
@@ -82,7 +86,7 @@ pub enum Error {
     Backend = 402,
     /// A description of faults that cannot be read.
     Faults = 403,
-    /// Pages are still handed out.
+    /// Pages, or elements of a pool, are still handed out.
     InUse = 404,
     /// An invariant of Pagemill is broken: please report it.
     Broken = 405,
@@ -135,6 +139,8 @@ impl From<InvalidRequest> for Error {
             InvalidRequest::NoSuchNode { .. } => Self::Node,
             InvalidRequest::ListOrder { .. } => Self::ListOrder,
             InvalidRequest::ReclaimInShrinker => Self::Reclaiming,
+            InvalidRequest::AboveReserve { .. } => Self::AboveReserve,
+            InvalidRequest::Reserve { .. } | InvalidRequest::ReserveAwaited { .. } => Self::Reserve,
             _ => Self::Invalid,
         }
     }
@@ -190,7 +196,7 @@ pub(crate) fn code(done: Result<(), Error>) -> Error {
 }
 
 /// Every error with its sentence.
-const SENTENCES: [(Error, &CStr); 35] = [
+const SENTENCES: [(Error, &CStr); 37] = [
     (Error::None, c"no error"),
     (Error::Exhausted, c"there are no more pages: free some, ask for fewer, or make the arena larger"),
     (Error::BelowMark, c"free memory is below the watermark for these flags"),
@@ -218,6 +224,8 @@ const SENTENCES: [(Error, &CStr); 35] = [
     (Error::ListOrder, c"a list of blocks of another order"),
     (Error::Least, c"the callback form takes requests up to a number alone"),
     (Error::Name, c"there is no counter of this name"),
+    (Error::AboveReserve, c"a request above the pool's reserve: split it, or make the reserve larger"),
+    (Error::Reserve, c"a pool's reserve cannot have this size, or not while a request waits for more"),
     (Error::Invalid, c"a value that no request can have"),
     (Error::DoubleFree, c"the block is free already"),
     (Error::Foreign, c"Pagemill did not hand out this pointer"),
@@ -230,7 +238,7 @@ const SENTENCES: [(Error, &CStr); 35] = [
     (Error::Arena, c"an arena's size, alignment, watermarks or place cannot be"),
     (Error::Backend, c"the backend of the per-CPU lists does not work here, or there is none of this name"),
     (Error::Faults, c"the description of faults cannot be read"),
-    (Error::InUse, c"pages are still handed out"),
+    (Error::InUse, c"pages, or elements of a pool, are still handed out"),
     (Error::Broken, c"an invariant of Pagemill is broken; please report it"),
 ];
 

@@ -108,6 +108,11 @@ fn misuse_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn pools_serve_from_their_reserve_and_shrinkers_free_pages() {
+    compile_and_run("pools.c", &[]);
+}
+
+#[test]
 fn signal_handlers_allocate_and_free() {
     compile_and_run("signals.c", &[]);
 }

@@ -106,6 +106,19 @@ impl fmt::Debug for StillOut {
 }
 
 impl Allocator {
+    /// Whether a pointer leads into the allocator's memory, handed out or not.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp};
+    /// let allocator = Allocator::builder().pages(8).build()?;
+    /// let page = allocator.alloc_page(Gfp::KERNEL)?;
+    /// assert!(allocator.has_memory_at(page.as_ptr()) && !Allocator::global().has_memory_at(page.as_ptr()));
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn has_memory_at(&self, pointer: *const u8) -> bool {
+        self.has_address(pointer.addr())
+    }
+
     /// Whether this address lies in the allocator's memory.
     pub(crate) fn has_address(&self, addr: usize) -> bool {
         registry::by_address(addr).is_some_and(|(zone, _)| std::sync::Arc::ptr_eq(zone.shared(), &self.zones().shared))

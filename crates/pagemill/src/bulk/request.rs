@@ -147,6 +147,11 @@ impl<'a, N, T> Bulk<'a, N, T> {
         Self::of(Request { gfp, ..self.request })
     }
 
+    /// Its flags, for a [`Source`](crate::Source) that makes its elements of other memory.
+    pub const fn flags(&self) -> Gfp {
+        self.request.gfp
+    }
+
     /// Takes memory from these nodes alone; from every node by default. One node and `THISNODE` are the node-exact form (C3.12).
     #[inline]
     #[must_use]

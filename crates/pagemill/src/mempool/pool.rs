@@ -185,6 +185,11 @@ impl<S: Source> Mempool<S> {
         Ok(pool)
     }
 
+    /// The source of its elements.
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
     /// Returns a plain element: to the reserve if it is not full, else to the source.
     #[inline]
     pub fn free_raw(&self, item: S::Item) {
