@@ -40,9 +40,9 @@ impl Programs {
 }
 
 impl Service for Programs {
-    fn pace(&self, call: &Call<'_>) -> Pace {
-        match (call.program, call.version) {
-            (nfs3::PROGRAM, nfs3::VERSION) => nfs::pace(call.procedure),
+    fn pace(&self, [program, version, procedure]: [u32; 3]) -> Pace {
+        match (program, version) {
+            (nfs3::PROGRAM, nfs3::VERSION) => nfs::pace(procedure),
             _ => Pace::Slow,
         }
     }
