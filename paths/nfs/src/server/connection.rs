@@ -239,7 +239,6 @@ impl Connection {
         }
         drop(input);
         lock(&self.output).ended = Some(Why::Broken);
-        hub.room.forget(self.token);
         self.close_if_done(hub);
     }
 
@@ -355,8 +354,8 @@ impl Connection {
         drop(queue);
         // The table's handle may be the last one but this thread's; the descriptor is closed with that.
         let _ = self.socket.shutdown(Shutdown::Both);
-        hub.connections.remove(self.token);
         hub.room.forget(self.token);
+        hub.connections.remove(self.token);
     }
     /// If nothing is received, answered or sent: when it was last used, in requests.
     pub(super) fn idle_since(&self) -> Option<u64> {
