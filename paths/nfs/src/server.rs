@@ -10,11 +10,11 @@
 //! - S1 No thread waits for a peer: neither for the rest of a record, nor for a peer to take its replies.
 //! - S2 What a peer sends decides only about memory that is bounded: 16 KiB of a record, pages by `room`, and replies by
 //!   `connection`.
-//! - S5 A peer that is slow keeps nothing for long: within a record, and in taking replies, it must make progress. If there are
-//!   as many connections as there may be, the newcomer gets the place of an idle one.
 //! - S3 A thread's array of pages is full before it waits for a connection.
 //! - S4 A thread takes one batch of a connection, and then waits for the next event: those behind it are served first. Of a batch
 //!   it answers slow requests last, so no quick one waits for a slow one.
+//! - S5 A peer that is slow keeps nothing for long: within a record, and in taking replies, it must make progress. If there are
+//!   as many connections as there may be, the newcomer gets the place of an idle one.
 //!
 //! # Locks
 //! Those of a `connection`; then those of `connections` and `room`, which are leaves, and that of `crew`, with which no other
