@@ -357,6 +357,23 @@ fn sigterm_writes_everything_back_while_connections_are_open() {
     server.terminate();
 }
 
+/// As a debugger or a shell does with `kill -STOP` and `fg`.
+#[test]
+fn a_server_that_was_stopped_and_goes_on_serves_on() {
+    let Some(folder) = folder() else { return };
+    let server = Server::start(&folder, "--cache 64M");
+    let status = format!("/proc/{}/stat", server.child.id());
+    let is_stopped = || fs::read_to_string(&status).unwrap().contains(") T ");
+    for _ in 0..5 {
+        server.client().root();
+        signal(&server.child, Signal::STOP);
+        until("its stop", is_stopped);
+        signal(&server.child, Signal::CONT);
+        until("its going on", || !is_stopped());
+    }
+    server.terminate();
+}
+
 /// Writes the parts of a file over and over, until the server is gone. Returns how many were answered; `answered` counts those of
 /// all writers.
 fn write_until_closed(

@@ -21,7 +21,7 @@ use crate::tools::OLDEST;
 use crate::{change, papers};
 
 /// The crates that a user's program links.
-pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-os -p pagemill -p pagemill-watch";
+pub(crate) const LIBRARY: &str = "-p pagemill-core -p pagemill-os -p pagemill -p pagemill-capi -p pagemill-watch";
 
 /// The fuzz targets are no member of the workspace: they build only on nightly.
 const FUZZ: &str = "fuzz/Cargo.toml";
@@ -42,6 +42,7 @@ const LIGHTLY: &[(&str, u8)] = &[
     ("pagemill-os", 1),
     ("pagemill", 1),
     ("pagemill-watch", 0),
+    ("pagemill-capi", 1),
     ("pagemill-crypt", 1),
     ("pagemill-harness", 0),
     ("pagemill-bench", 0),
@@ -193,6 +194,10 @@ const TAKE_A_BACKEND: &[(&str, &str)] = &[
         "device_rings devices dma_pool fork fork_and_locks fork_short forms give_back memory memory_limit pressure races \
          refused shrinkers",
     ),
+    (
+        "pagemill-capi",
+        "pages_come_and_go_in_every_form misuse_is_refused_and_changes_nothing signal_handlers_allocate_and_free",
+    ),
     ("pagemill-watch", "metrics_facade serve_http serve_stats"),
     ("pagemill-checks", "zero"),
 ];
@@ -233,7 +238,8 @@ pub(crate) fn unit(shell: &Shell) -> Result<Tally> {
 }
 
 /// The library as a user builds it, without assertions.
-pub(crate) const OPTIMISED: &str = "--release -p pagemill-core -p pagemill-os -p pagemill -p pagemill-watch";
+pub(crate) const OPTIMISED: &str =
+    "--release -p pagemill-core -p pagemill-os -p pagemill -p pagemill-capi -p pagemill-watch";
 
 pub(crate) fn test_release(shell: &Shell) -> Result<Tally> {
     let test = shell.cargo(&format!("test --locked {OPTIMISED} --lib --tests")).limit(BUILD_LIMIT);
@@ -284,7 +290,7 @@ pub(crate) fn count(shell: &Shell, step: &str, ran: Ran) -> Result<Tally> {
 /// Does all that publishing the library's crates takes, in the order in which they need each other, but for the upload: packs each,
 /// and builds it from its package alone.
 pub(crate) fn packages(shell: &Shell) -> Result<Tally> {
-    const CRATES: [&str; 4] = ["pagemill-core", "pagemill-os", "pagemill", "pagemill-watch"];
+    const CRATES: [&str; 5] = ["pagemill-core", "pagemill-os", "pagemill", "pagemill-capi", "pagemill-watch"];
     let names = CRATES.map(|name| format!(" -p {name}")).concat();
     let target = shell.own_target("packages");
     forget_packages(&target)?;

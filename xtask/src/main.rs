@@ -4,10 +4,11 @@
 //! [`plan`] lists the steps in their order, [`runner`] runs and counts them, [`tools`] installs what the machine lacks. The steps
 //! themselves are in [`builds`] (compiler, lints, tests by way of [`suites`]), [`hunts`] (model checkers, sanitizers, stress, the
 //! canary), [`binaries`] (compiled code), [`vm`] (virtual machines), [`papers`] and [`clauses`] (documents and manifests) and
-//! [`readme`]. [`dist`] makes what is handed to others. [`shell`] starts every command, and [`watch`] ends those that hang.
+//! [`readme`]. [`dist`] and [`capi`] make what is handed to others. [`shell`] starts every command, and [`watch`] ends those that hang.
 
 mod binaries;
 mod builds;
+mod capi;
 mod change;
 mod clauses;
 mod dist;
@@ -68,6 +69,12 @@ enum Task {
         #[arg(last = true)]
         args: Vec<String>,
     },
+    /// Install the library for C: pagemill.h, libpagemill.so and .a, and their descriptions for pkg-config.
+    Install {
+        /// The folder to install below.
+        #[arg(long, default_value = "/usr/local", value_name = "DIR")]
+        prefix: PathBuf,
+    },
     /// List the steps: the name, the tier, the time and the purpose of each.
     List,
 }
@@ -99,6 +106,7 @@ fn main() -> ExitCode {
         Task::Long(args) => runner::test(Tier::Long, &args),
         Task::Vm { names } => runner::vm(&names),
         Task::Dist { folder, args } => dist::dist(folder.as_deref(), &args),
+        Task::Install { prefix } => capi::install(&prefix),
         Task::List => {
             plan::print();
             Ok(true)

@@ -20,6 +20,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill-os", &["pagemill-core"]),
     ("pagemill", &["pagemill-core", "pagemill-os"]),
     ("pagemill-watch", &["pagemill"]),
+    ("pagemill-capi", &["pagemill"]),
     ("pagemill-command", &[]),
     ("pagemill-harness", &[]),
     ("pagemill-bench", &["pagemill", "pagemill-harness"]),

@@ -7,10 +7,10 @@ use crate::paths;
 use crate::shell::Shell;
 use crate::tally::Tally;
 use crate::tools::{
-    self, AARCH64, CLIPPY, GCC, GIT, GXX, LLVM, MAKE, MANDOC, NIGHTLY, Need, OLDEST_TOOLCHAIN, RUST_SRC, RUSTFMT,
-    WINDOWS, X86_64_BARE,
+    self, AARCH64, CBINDGEN, CLIPPY, GCC, GIT, GXX, LLVM, MAKE, MANDOC, NIGHTLY, Need, OLDEST_TOOLCHAIN, PKG_CONFIG,
+    RUST_SRC, RUSTFMT, WINDOWS, X86_64_BARE,
 };
-use crate::{binaries, builds, clauses, hunts, papers, readme, vm};
+use crate::{binaries, builds, capi, clauses, hunts, papers, readme, vm};
 
 /// How much is run. A tier has its own steps and those of the tiers before it; [`Tier::Long`] has only its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -50,6 +50,8 @@ pub(crate) struct Step {
 }
 
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
+/// With what the tests of the library for C compile and link programs with.
+const TESTS: &[Need] = &[GCC, GXX, MAKE, PKG_CONFIG];
 const RUSTDOC: &[Need] = &[GCC, GXX, MAKE, NIGHTLY];
 const LINTS: &[Need] = &[CLIPPY, GCC, GXX, MAKE];
 const MIRI: &[Need] = &[GCC, NIGHTLY, tools::MIRI, RUST_SRC];
@@ -74,7 +76,7 @@ pub(crate) const STEPS: &[Step] = &[
         &[GCC, OLDEST_TOOLCHAIN], builds::oldest),
     step("packages", Test, 60, "each crate of the library can be published, and programs outside build with its package",
         &[GCC], builds::packages),
-    step("tests", Test, 200, "each test, on restartable sequences where there are any", C_AND_CXX, builds::tests)
+    step("tests", Test, 200, "each test, on restartable sequences where there are any", TESTS, builds::tests)
         .wanting(|| [paths::wants(), vec![MANDOC]].concat()),
     step("portable", Test, 30, "the tests that choose no backend, on the portable lists", C_AND_CXX, builds::portable),
     step("doctest", Test, 30, "the examples in the documentation and in the README run", C_AND_CXX, builds::doctest),
@@ -90,10 +92,11 @@ pub(crate) const STEPS: &[Step] = &[
         &[GCC, X86_64_BARE], binaries::no_os),
 
     step("elsewhere", All, 5, "elsewhere than on Linux, the first error says so", &[WINDOWS], builds::elsewhere),
+    step("header", All, 5, "pagemill.h is what the functions for C say", &[CBINDGEN], capi::header),
     step("rustdoc", All, 60, "the documentation builds without a warning, for each set of features", RUSTDOC,
         builds::rustdoc),
     step("test-release", All, 90, "the tests of the library as a user builds it, without assertions",
-        C_AND_CXX, builds::test_release),
+        TESTS, builds::test_release),
     step("canary", All, 120, "stress and the models catch a bug that was put in for them", C_AND_CXX, hunts::canary),
     step("aarch64", All, 15, "the restartable sequences' descriptors and signatures on aarch64",
         &[AARCH64], binaries::aarch64).logging("object"),

@@ -25,6 +25,11 @@ pub(crate) const GCC: Need = Need::Deb("gcc", &["gcc", "--version"]);
 pub(crate) const GXX: Need = Need::Deb("g++", &["g++", "--version"]);
 /// Builds one of the peers.
 pub(crate) const MAKE: Need = Need::Deb("make", &["make", "--version"]);
+/// Says how a C program is compiled with an installed library.
+pub(crate) const PKG_CONFIG: Need = Need::Deb("pkg-config", &["pkg-config", "--version"]);
+/// Writes pagemill.h.
+pub(crate) const CBINDGEN: Need =
+    Need::Crate("cbindgen", "0.29.4", &["sh", "-c", "cbindgen --version | grep -q ' 0.29.4$'"]);
 /// Lists the files that belong to the project.
 pub(crate) const GIT: Need = Need::Deb("git", &["git", "--version"]);
 /// Reads the man pages.

@@ -13,7 +13,9 @@ pub fn size(text: &str) -> Result<u64, String> {
         Some(b'T' | b't') => (&text[..text.len() - 1], 40),
         _ => (text, 0),
     };
-    let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T behind it if you like".to_owned())?;
+    let is_number = digits.bytes().all(|digit| digit.is_ascii_digit());
+    let number = if is_number { digits.parse::<u64>().ok() } else { None };
+    let number = number.ok_or_else(|| "a number, with K, M, G or T behind it if you like".to_owned())?;
     // A file's length is a signed number.
     let bytes = number.checked_mul(1 << shift).filter(|&bytes| i64::try_from(bytes).is_ok());
     bytes.ok_or_else(|| "larger than any file, drive or memory".to_owned())
@@ -34,7 +36,8 @@ mod tests {
     fn sizes_have_suffixes_and_an_end() {
         assert_eq!(["0", "512", "4k", "3G"].map(size), [Ok(0), Ok(512), Ok(4096), Ok(3 << 30)]);
         assert_eq!(size("9223372036854775807"), Ok(i64::MAX as u64));
-        for wrong in ["", "G", "-1", "1.5G", "1GB", "\u{e9}", "9223372036854775808", "8388608T", "9999999999T"] {
+        for wrong in ["", "G", "-1", "+64M", "1.5G", "1GB", "\u{e9}", "9223372036854775808", "8388608T", "9999999999T"]
+        {
             assert!(size(wrong).is_err(), "{wrong:?}");
         }
     }

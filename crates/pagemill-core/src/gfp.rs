@@ -95,8 +95,29 @@ impl Gfp {
     const LOOK: u32 = Self::ZERO.0 | Self::PLACE | Self::NOFAIL.0 | Self::ACCOUNT.0 | Self::PATIENCE;
     /// Not every CPU's list will do.
     const PLACE: u32 = Self::DMA32.0 | Self::THISNODE.0;
+    /// All flags that there are.
+    const EVERY: u32 = Self::KIND | 3 | Self::ZERO.0 | Self::PLACE | Self::PATIENCE | Self::NOWARN.0 | Self::ACCOUNT.0;
     /// How hard to try: at most one of these.
     const PATIENCE: u32 = Self::NORETRY.0 | Self::RETRY_MAYFAIL.0 | Self::NOFAIL.0;
+
+    /// As one number, for an interface that has no types: a header for C repeats the values of the flags.
+    ///
+    /// ```
+    /// use pagemill_core::Gfp;
+    /// assert_eq!(Gfp::from_bits((Gfp::NOIO | Gfp::ZERO).as_bits()), Some(Gfp::NOIO | Gfp::ZERO));
+    /// assert_eq!(Gfp::from_bits(1 << 31), None);
+    /// ```
+    #[inline]
+    pub const fn as_bits(self) -> u32 {
+        self.0
+    }
+    /// From [`as_bits`](Self::as_bits); `None` for a number that no flags have.
+    #[inline]
+    pub const fn from_bits(bits: u32) -> Option<Self> {
+        // `FS` comes with `IO`, and `IO` with `RECLAIM`: the bit below is set too.
+        let lacks_lower = (bits & (Self::FS | Self::IO)) >> 1 & !bits;
+        if bits & !Self::EVERY == 0 && lacks_lower == 0 { Some(Self(bits)) } else { None }
+    }
 
     /// Whether all flags of `other` are set here.
     #[inline]

@@ -89,17 +89,28 @@ impl Allocator {
     /// assert!(pagemill::Allocator::global().managed_pages().get() > 0);
     /// ```
     pub fn global() -> &'static Self {
+        match Self::try_global() {
+            Ok(allocator) => allocator,
+            Err(error) => panic!("the default allocator cannot be made: {error}"),
+        }
+    }
+
+    /// The same, with the panic's reason as an error. A later call tries again.
+    ///
+    /// # Errors
+    /// As [`Builder::build`].
+    pub fn try_global() -> Result<&'static Self, BuildError> {
         static GLOBAL: OnceLock<Allocator> = OnceLock::new();
         if let Some(allocator) = GLOBAL.get() {
-            return allocator;
+            return Ok(allocator);
         }
         let mut begun = None;
         // Held outside of the cell, so that no child of a fork finds it half made.
         let held = registry::lock();
-        GLOBAL.get_or_init(|| match Self::builder().build_held(&held, &mut begun) {
-            Ok(allocator) => allocator,
-            Err(error) => panic!("the default allocator cannot be made: {error}"),
-        })
+        if GLOBAL.get().is_none() {
+            _ = GLOBAL.set(Self::builder().build_held(&held, &mut begun)?);
+        }
+        Ok(GLOBAL.get().expect("made with the registry held"))
     }
 }
 

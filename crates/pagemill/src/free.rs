@@ -68,6 +68,7 @@ pub(crate) fn free_page(addr: usize) -> Result<(), Misuse> {
 /// }
 /// # Ok::<(), pagemill::Error>(())
 /// ```
+#[inline]
 pub unsafe fn free_raw(ptr: *mut u8, order: Order) -> Result<(), Misuse> {
     free_one::<true>(ptr.addr(), order)
 }

@@ -37,6 +37,36 @@ impl Allocator {
         Ok(unsafe { Page::from_word(addr) })
     }
 
+    /// Allocates one page as a raw pointer: [`alloc_page`](Self::alloc_page) and [`Page::into_raw`] at once, for a caller that holds
+    /// pointers, such as a program in C.
+    ///
+    /// # Errors
+    /// As [`alloc_page`](Self::alloc_page).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Order, free_raw};
+    /// let page = Allocator::global().alloc_page_raw(Gfp::KERNEL)?;
+    /// // SAFETY: this code owns the page and does not use it afterwards.
+    /// unsafe { free_raw(page, Order::ZERO) }.unwrap();
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline(always)]
+    pub fn alloc_page_raw(&self, gfp: Gfp) -> Result<*mut u8, Error> {
+        let zones = self.zones();
+        let Some((zone, pfn)) = zones.here().and_then(|zone| zone.pop_one(gfp)) else {
+            return self.alloc_page_raw_slow(gfp);
+        };
+        let addr = zone.addr_of(pfn);
+        zone.give_away_pages(&[addr]);
+        Ok(core::ptr::with_exposed_provenance_mut(addr))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn alloc_page_raw_slow(&self, gfp: Gfp) -> Result<*mut u8, Error> {
+        self.alloc_page(gfp).map(Page::into_raw)
+    }
+
     /// Allocates one block of 2^order pages, aligned to its size.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! The runs form adds batches here and merges neighbours (`bulk/engine.rs`); a run that is dropped frees its blocks in
 //! bulk (`free.rs`). A run owns all its blocks. It takes no lock.
-use crate::free::{free_contig, free_page, free_run, free_words};
+use crate::free::{free_contig, free_page, free_run, free_words, give_away};
 use crate::handle::{Owned, Page, Pages};
 use crate::word::{addr_of_word, word_of};
 use core::marker::PhantomData;
@@ -76,6 +76,25 @@ impl<T: Owned> Run<T> {
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_bytes`, and the run is borrowed exclusively.
         unsafe { core::slice::from_raw_parts_mut(self.as_mut_ptr(), self.bytes()) }
+    }
+}
+
+impl<T: Owned> Run<T> {
+    /// Gives up ownership of its blocks. Returns a raw pointer to the first, their number and their order. Each block must
+    /// be freed by [`free_raw`](crate::free_raw) or [`free_pages_bulk_raw`](crate::free_pages_bulk_raw).
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, Order, PAGE_SIZE, free_raw};
+    /// let (first, pages, order) = Allocator::global().alloc_contig(Gfp::KERNEL, 3)?.into_raw();
+    /// assert_eq!((pages, order), (3, Order::ZERO));
+    /// // SAFETY: this code owns the three pages.
+    /// (0..3).for_each(|at| unsafe { free_raw(first.add(at * PAGE_SIZE), order) }.unwrap());
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn into_raw(self) -> (*mut u8, usize, Order) {
+        let run = ManuallyDrop::new(self);
+        (0..run.blocks).for_each(|at| give_away(run.addr + at * run.order.bytes(), run.order));
+        (core::ptr::with_exposed_provenance_mut(run.addr), run.blocks, run.order)
     }
 }
 

@@ -9,6 +9,7 @@ use pagemill::{
     free_pages_bulk_runs, free_raw,
 };
 use std::collections::HashSet;
+use std::mem::MaybeUninit;
 
 /// A pointer that is no allocator's.
 fn somebodys() -> *mut u8 {
@@ -320,6 +321,40 @@ fn a_raw_array_is_filled_whole_or_left_unchanged() {
             assert_eq!(free_pages_bulk_raw(&mut slots, Order::ZERO).unwrap_err().0, 0, "of another order");
             assert_eq!(free_pages_bulk_raw(&mut slots, order), Ok(8));
         }
+    }
+}
+
+#[test]
+fn a_fresh_raw_array_is_filled_whatever_it_held() {
+    for allocator in allocators(1 << 13) {
+        for order in [0, 3].map(|order| Order::new(order).unwrap()) {
+            for n in [0, 1, 2, 63, 64, 65, 500] {
+                let garbage = core::ptr::without_provenance_mut::<u8>(0x123);
+                let mut slots = vec![MaybeUninit::new(garbage); n + 1];
+                let request = Bulk::exact(n).order(order);
+                let filled = allocator.alloc_pages_bulk_array_raw_fresh(request, &mut slots).unwrap();
+                assert_eq!((filled.added, filled.occupied, filled.first_hole, filled.shortfall), (n, n, n, None));
+                // SAFETY: all were initialised at first.
+                let mut slots: Vec<_> = slots.iter().map(|slot| unsafe { slot.assume_init() }).collect();
+                assert_eq!(slots.pop(), Some(garbage), "the slot beyond {n}");
+                // SAFETY: the blocks are this test's, and nothing uses them.
+                assert_eq!(unsafe { free_pages_bulk_raw(&mut slots, order) }, Ok(n), "{n} of {order:?}");
+            }
+        }
+        // Slots that get no page are null, also if the request is refused.
+        let mut slots = vec![MaybeUninit::new(core::ptr::without_provenance_mut::<u8>(0x123)); (1 << 13) + 1];
+        let many = slots.len();
+        assert!(allocator.alloc_pages_bulk_array_raw_fresh(Bulk::exact(many), &mut slots).is_err());
+        // SAFETY: all were initialised at first.
+        assert!(slots.iter().all(|slot| unsafe { slot.assume_init() }.is_null()));
+        allocator.drain();
+        let filled = allocator.alloc_pages_bulk_array_raw_fresh(Bulk::up_to(many), &mut slots).unwrap();
+        assert_eq!((filled.added, filled.first_hole), (many - 1, many - 1));
+        // SAFETY: as above.
+        let mut slots: Vec<_> = slots.iter().map(|slot| unsafe { slot.assume_init() }).collect();
+        // SAFETY: the pages are this test's, and nothing uses them.
+        assert_eq!(unsafe { free_pages_bulk_raw(&mut slots, Order::ZERO) }, Ok(many - 1));
+        assert!(allocator.alloc_pages_bulk_array_raw_fresh(Bulk::up_to(2), &mut [MaybeUninit::uninit()]).is_err());
     }
 }
 

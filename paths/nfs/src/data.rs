@@ -10,14 +10,15 @@
 //! - D1 A WRITE that was answered with [`Stable::FileSync`], and what a COMMIT that went well covers, is on the disk, if the
 //!   verifier of both answers is the same.
 //! - D2 An error of write-back is told once: to the next COMMIT or stable WRITE of the file. The verifier changes with it, so
-//!   that clients send again what they wrote unstably, whichever of them is told. The pages stay dirty, and are tried again;
-//!   if they cannot be written as their file leaves the table either, they are lost.
+//!   that clients send again what they wrote unstably, whichever of them is told. Pages that are in the cache stay dirty, and
+//!   are tried again; if they cannot be written as their file leaves the table either, they are lost. Pages that have left the
+//!   cache, as those of a stream do, are lost if a flush fails.
 //! - D3 As long as the file system does not have all of a file's writes, [`Data::attributes`] has its length and the time of
 //!   its last WRITE. A client that is shown that time as `mtime` and as `ctime` sees `mtime` stay as it is at write-back, and
 //!   `ctime` move within the COMMIT alone.
 //! - D4 A file has one place in the cache at a time: it is closed before it is opened again.
 //! - D5 What others than this server change is seen a second later, by the file's size, `mtime` and `ctime`. Not seen is a
-//!   change between two looks in which this server wrote the file back too, one within the same tick of the file system's
+//!   change between two looks in which this server wrote to the file too (so beside a stream of WRITEs none is), one within the same tick of the file system's
 //!   clock, or one that leaves the three as they were. Pages that are dirty win over what others write.
 //!
 //! Call this as the server, not as the caller: only the file's owner, or CAP_FOWNER, may set its times. A server that may not
@@ -34,7 +35,7 @@ mod tests;
 use crate::call::Payload;
 use crate::sync::lock;
 use disk::{Disk, Inner, Looked};
-use pagemill::{CachedFile, FileBacking, Lent, PAGE_SIZE, PageCache};
+use pagemill::{Advice, CachedFile, FileBacking, Lent, PAGE_SIZE, PageCache};
 use rustix::fs::Stat;
 use rustix::process::{Resource, getrlimit};
 use std::collections::hash_map::RandomState;
@@ -51,6 +52,11 @@ use table::Table;
 /// Files that are open at a time, if the process may have four times as many descriptors: two for each, and half are left for
 /// connections.
 const FILES_MAX: usize = 1024;
+
+/// A WRITE of so many bytes goes to the file at once, without being durable. Its pages leave the cache unless some of them were
+/// there before: the system keeps what is written. Smaller ones stay in the cache, where they are put together and may be
+/// overwritten.
+const STREAM: usize = 64 << 10;
 
 /// A file that was not looked at for so long may have been changed by others.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -89,12 +95,24 @@ pub(crate) struct Opened {
     open: Arc<OpenFile>,
 }
 
+impl Opened {
+    pub(crate) fn is_writable(&self) -> bool {
+        self.open.is_writable
+    }
+    /// As it has become.
+    pub(crate) fn stat_again(&self) -> io::Result<Stat> {
+        self.open.disk.stat()
+    }
+}
+
 /// What a WRITE has done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Written {
     /// Fewer bytes than there were if memory ended.
     pub(crate) count: u32,
     pub(crate) committed: Stable,
+    /// That of before the bytes were written: a flush that fails as soon as they are may lose them.
+    pub(crate) verifier: [u8; 8],
 }
 
 /// What the file system does not know of a file yet.
@@ -112,8 +130,11 @@ impl Verifier {
     fn new() -> Self {
         Self(AtomicU64::new(random()))
     }
+    fn get(&self) -> [u8; 8] {
+        self.0.load(Relaxed).to_ne_bytes()
+    }
     fn change(&self) {
-        // Relaxed: whoever answers a WRITE reads it after the WRITE, and a COMMIT after its flush; each of them is ordered with
+        // Relaxed: whoever answers a WRITE reads it before the WRITE, and a COMMIT after its flush; each of them is ordered with
         // the change by the locks of the file.
         self.0.store(random(), Relaxed);
     }
@@ -149,10 +170,10 @@ impl Data {
         Self { cache, table: Table::new(most), verifier: Arc::new(Verifier::new()), look_every, make }
     }
 
-    /// The verifier of answers to WRITE and COMMIT, to be asked after the call that it answers. It is another one after a
-    /// restart, and after data may have been lost.
+    /// The verifier of an answer to COMMIT, to be asked after it. It is another one after a restart, and after data may have been
+    /// lost.
     pub(crate) fn verifier(&self) -> [u8; 8] {
-        self.verifier.0.load(Relaxed).to_ne_bytes()
+        self.verifier.get()
     }
 
     /// Bytes from `at` on, and whether the file ends with them: fewer than `count` if the cache lacks pages for all of them
@@ -210,18 +231,19 @@ impl Data {
         payload: &mut Payload<'_>,
         stable: Stable,
     ) -> io::Result<Written> {
-        let open = self.get_to_write(key, open)?;
-        let count = if payload.len == 0 {
-            0
-        } else {
-            let _writing = open.disk.write_begins();
-            write(&open.file, at, payload)?
-        };
-        if stable == Stable::Unstable {
-            return Ok(Written { count: count as u32, committed: Stable::Unstable });
-        }
-        open.sync()?;
-        Ok(Written { count: count as u32, committed: Stable::FileSync })
+        self.get_to_write(key, open)?.write(at, payload, stable)
+    }
+
+    /// As [`write`](Self::write), of a file that is open for writing.
+    pub(crate) fn write_opened(
+        &self,
+        opened: &Opened,
+        at: u64,
+        payload: &mut Payload<'_>,
+        stable: Stable,
+    ) -> io::Result<Written> {
+        opened.open.look(self.look_every)?;
+        opened.open.write(at, payload, stable)
     }
 
     /// Makes durable what was written to these bytes; it does so for the whole file.
@@ -259,10 +281,10 @@ impl Data {
         open.sync()
     }
 
-    /// The length and the time of the last WRITE, if the file system does not know them yet. Otherwise its own are right.
-    /// This waits for nothing.
-    pub(crate) fn attributes(&self, key: &FileKey) -> Option<Pending> {
-        self.table.pending(key)
+    /// The length and the time of the last WRITE, if the file system did not know them when it said `seen`, though it may by now.
+    /// Otherwise its own are right. This waits for nothing.
+    pub(crate) fn attributes(&self, key: &FileKey, seen: &Stat) -> Option<Pending> {
+        self.table.pending(key, seen)
     }
 
     /// Has the file system know all writes of a file, so that a time which a client sets stays: called before that.
@@ -414,15 +436,45 @@ struct OpenFile {
 }
 
 impl OpenFile {
+    fn write(&self, at: u64, payload: &mut Payload<'_>, stable: Stable) -> io::Result<Written> {
+        let verifier = self.verifier.get();
+        // Nothing of it is in the cache, so nobody has read it lately.
+        let is_stream = payload.len >= STREAM && stable == Stable::Unstable && {
+            let (first, pages) = (at / PAGE_SIZE as u64, payload.len.div_ceil(PAGE_SIZE) as u64);
+            self.file.next_present(first, pages) >= first.saturating_add(pages)
+        };
+        let count = if payload.len == 0 {
+            0
+        } else {
+            let _writing = self.disk.write_begins();
+            write(&self.file, at, payload)?
+        };
+        let written = |committed| Written { count: count as u32, committed, verifier };
+        if stable != Stable::Unstable {
+            self.sync()?;
+            return Ok(written(Stable::FileSync));
+        }
+        if count >= STREAM {
+            // The bytes are in this CPU's cache still. The system has them from now on, and the next WRITE gets their pages.
+            let bytes = at..at + count as u64;
+            self.file.write_back(bytes.clone());
+            if is_stream {
+                self.file.advise(Advice::DontNeed, bytes);
+            }
+        }
+        Ok(written(Stable::Unstable))
+    }
+
     /// Makes everything durable that was written before.
     fn sync(&self) -> io::Result<()> {
         let changes = self.disk.changes();
         let synced = self.file.sync();
+        let now = self.disk.look();
         match &synced {
-            Ok(()) => self.disk.saved(changes),
+            Ok(()) => self.disk.saved(changes, now.as_ref().ok()),
             Err(_) => self.verifier.change(),
         }
-        if let Ok(now) = self.disk.look() {
+        if let Ok(now) = now {
             // What changes from now on is others' doing, unless it is a write-back.
             lock(&self.looked).note(now);
         }
@@ -461,7 +513,13 @@ impl OpenFile {
         Ok(())
     }
 
-    fn pending(&self) -> Option<Pending> {
+    /// What the file system did not know yet when it said `seen`.
+    fn pending(&self, seen: &Stat) -> Option<Pending> {
+        self.unsaved().or_else(|| self.disk.saved_since(seen))
+    }
+
+    /// What the file system does not know yet.
+    fn unsaved(&self) -> Option<Pending> {
         // The time first: a write that is over meanwhile has lengthened the file.
         let modified = self.disk.modified()?;
         Some(Pending { len: self.file.len(), modified })

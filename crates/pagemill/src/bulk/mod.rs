@@ -7,13 +7,14 @@
 //! The path of one page is always inlined; all else is a call. Where the compiler chose, a program with many calls had none of them
 //! inlined, and each call wrote its request and its result to memory (2 ns of 14).
 use crate::allocator::Allocator;
-use crate::error::Error;
+use crate::error::{Error, InvalidRequest};
 use crate::free::{free_word, give_away};
 use crate::handle::{Block, Owned, slots_as_words};
 use crate::list::List;
 use crate::run::{Run, Runs};
 use crate::word::word_of;
 use crate::zone::Zone;
+use core::mem::MaybeUninit;
 use pagemill_core::{Gfp, Order, Pfn};
 use pagemill_os::Batch;
 
@@ -120,7 +121,7 @@ impl Allocator {
     /// assert_eq!(unsafe { free_pages_bulk_raw(&mut slots, Order::ZERO) }, Ok(64));
     /// # Ok::<(), pagemill::Error>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn alloc_pages_bulk_array_raw<N>(
         &self,
         request: Bulk<'_, N, Block>,
@@ -143,6 +144,49 @@ impl Allocator {
         {
             return Ok(Filled { added, occupied: n, first_hole: n, shortfall: None });
         }
+        self.fill_array_raw(Request { ..*request }, words)
+    }
+
+    /// Fills the first n of `slots` with raw pointers, as [`alloc_pages_bulk_array_raw`](Self::alloc_pages_bulk_array_raw) does, and
+    /// does not read them before (C3.19). Slots that get no block become null; slots from n on stay as they are.
+    ///
+    /// # Errors
+    /// As [`alloc_pages_bulk_array`](Self::alloc_pages_bulk_array). The first n slots are then null, unless they are too few.
+    ///
+    /// ```
+    /// use core::mem::MaybeUninit;
+    /// use pagemill::{Allocator, Bulk, Order, free_pages_bulk_raw};
+    /// let mut slots = [const { MaybeUninit::uninit() }; 64];
+    /// let filled = Allocator::global().alloc_pages_bulk_array_raw_fresh(Bulk::exact(64), &mut slots)?;
+    /// assert_eq!(filled.added, 64);
+    /// // SAFETY: all slots are filled, and nothing looks at the pages from here on.
+    /// assert_eq!(unsafe { free_pages_bulk_raw(&mut slots.map(|slot| slot.assume_init()), Order::ZERO) }, Ok(64));
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    #[inline(always)]
+    pub fn alloc_pages_bulk_array_raw_fresh<N>(
+        &self,
+        request: Bulk<'_, N, Block>,
+        slots: &mut [MaybeUninit<*mut u8>],
+    ) -> Result<Filled, Error> {
+        let request = &request.request;
+        let n = request.most;
+        // SAFETY: pointers and addresses have one layout; what is written is the address of a page, or 0.
+        let words =
+            unsafe { core::slice::from_raw_parts_mut(slots.as_mut_ptr().cast::<MaybeUninit<usize>>(), slots.len()) };
+        if request.is_one_batch()
+            && let Some(words) = words.get_mut(..n)
+            && let Some(zone) = self.zones().here()
+            && let Some(words) = zone.pop_words(request.gfp, words)
+        {
+            zone.give_away_pages(words);
+            return Ok(Filled { added: n, occupied: n, first_hole: n, shortfall: None });
+        }
+        let slots = words.len();
+        let words = words.get_mut(..n).ok_or(InvalidRequest::ArrayTooShort { slots, count: n })?;
+        words.fill(MaybeUninit::new(0));
+        // SAFETY: all of them were initialised just now.
+        let words = unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<usize>(), n) };
         self.fill_array_raw(Request { ..*request }, words)
     }
 

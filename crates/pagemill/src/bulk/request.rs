@@ -319,7 +319,7 @@ impl<'a> Request<'a> {
     }
 
     /// Whether it asks for one page as a plain single request does. Does not look at its flags.
-    #[inline]
+    #[inline(always)] // A call would take the whole request in memory.
     pub(super) fn is_one_page(&self) -> bool {
         self.most == 1
             && self.least <= 1
@@ -348,7 +348,7 @@ impl<'a> Request<'a> {
     }
 
     /// The same for 2 to `most` pages.
-    #[inline]
+    #[inline(always)] // A call would take the whole request in memory.
     pub(super) fn is_of_pages(&self, most: usize) -> bool {
         (2..=most).contains(&self.most)
             && self.least <= self.most

@@ -5,11 +5,13 @@ use super::mapping::again;
 use super::read::Reader;
 use super::readahead::Mode;
 use super::write::pages_of;
+use super::writeback::Patience;
 use crate::handle::Page;
 use crate::sync::AtomicU64;
 use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use pagemill_core::PageCount;
 use std::io;
 
 /// A file in a [`PageCache`](super::PageCache), opened: the kernel's `struct file`.
@@ -195,6 +197,30 @@ impl CachedFile {
     /// lost.
     pub fn sync(&self) -> io::Result<()> {
         self.cached.sync(&self.seen)
+    }
+
+    /// Writes dirty pages of these bytes to the backing, as far as nobody has them in use, and returns how many it began to write:
+    /// one that fails is dirty again. They need not be
+    /// durable yet, nor there if the backing writes by itself: [`sync`](Self::sync) makes sure, and is told of errors. It is what
+    /// Linux calls `sync_file_range` with `SYNC_FILE_RANGE_WRITE`, and waits for nothing but the backing's own call.
+    ///
+    /// ```
+    /// # use pagemill::{Allocator, FileBacking, PageCache, PageCount};
+    /// # let path = std::env::temp_dir().join(format!("pagemill-write-back-{}", std::process::id()));
+    /// # std::fs::write(&path, [0; 3 * 4096])?;
+    /// # let cache = PageCache::builder(&Allocator::builder().pages(1024).build().unwrap()).build();
+    /// let file = cache.open(FileBacking::open(&path)?)?;
+    /// file.write_at(&[7; 3 * 4096], 0)?;
+    /// assert_eq!(file.write_back(5000..5000), PageCount::new(0));
+    /// assert_eq!(file.write_back(5000..5001), PageCount::new(1));
+    /// assert_eq!(cache.stats().dirty, 2);
+    /// assert_eq!(std::fs::read(&path)?, [[0; 4096], [7; 4096], [0; 4096]].concat());
+    /// # drop(file); std::fs::remove_file(path)?;
+    /// # std::io::Result::Ok(())
+    /// ```
+    pub fn write_back(&self, bytes: Range<u64>) -> PageCount {
+        let pages = if bytes.is_empty() { 0..0 } else { pages_of(bytes) };
+        PageCount::new(self.cached.write_back(pages, usize::MAX, Patience::Some))
     }
 
     /// Says how the file will be used. [`WillNeed`](Advice::WillNeed) and [`DontNeed`](Advice::DontNeed) are about these

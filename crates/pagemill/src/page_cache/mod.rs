@@ -8,8 +8,9 @@
 //! one vectored read of the backing (`backing.rs`) for each run. The reader waits for its page alone (`wait.rs`).
 //!
 //! # The way of a write
-//! `write.rs` puts bytes into pages and marks them dirty; `write_pages.rs` takes pages that have them. `writeback.rs` writes runs of them to the backing: for `sync`,
-//! for writers that have made too many dirty, and for requests of memory.
+//! `write.rs` puts bytes into pages and marks them dirty; `write_pages.rs` takes pages that have them. `writeback.rs` writes runs
+//! of them to the backing: for `sync`, for a program that asks for it, for writers that have made too many dirty, and for
+//! requests of memory.
 //!
 //! # Leaving
 //! A page leaves by eviction (`shared.rs` asks `evict.rs` which one), or its file lets it go (`resize.rs`). Its folio

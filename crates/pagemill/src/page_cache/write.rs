@@ -195,7 +195,7 @@ impl Cached {
         let before = old.folio.clear(ATTACHED | DIRTY | LOCKED);
         if !before.has(DIRTY) {
             self.count_dirty(1);
-            index.mark(at, Mark::Dirty);
+            index.mark(at..=at, Mark::Dirty);
         }
         self.lengthen(end);
         drop(index);
@@ -272,7 +272,7 @@ impl Cached {
             self.shared.folios.begin(number, page, self.file.number, at, ATTACHED | UPTODATE | DIRTY);
         }
         index.insert_run(first, numbers).unwrap_or_else(|_| unreachable!("they are holes, and the index is locked"));
-        (first..first + numbers.len() as u64).for_each(|at| _ = index.mark(at, Mark::Dirty));
+        index.mark(first..=first + (numbers.len() - 1) as u64, Mark::Dirty);
         self.count_dirty(numbers.len() as isize);
         self.lengthen(end);
         drop(index);
@@ -303,7 +303,7 @@ impl Cached {
     pub(super) fn make_dirty(&self, index: &mut Writing<'_>, at: u64, number: Number) {
         let before = self.shared.folios.get(number).set(DIRTY);
         if !before.has(DIRTY) && before.has(ATTACHED) {
-            index.mark(at, Mark::Dirty);
+            index.mark(at..=at, Mark::Dirty);
             self.count_dirty(1);
         }
     }

@@ -43,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) enum Patience {
     /// Every page that is dirty now: waits for those that others write to.
     All,
-    /// Some, to make room: waits for no lock.
+    /// Those that nobody uses, to make room or because a program asked: waits for no lock.
     Some,
 }
 
@@ -127,22 +127,24 @@ impl Cached {
             Patience::Some => self.file.index.try_lock(),
         };
         let Some(mut index) = index else { return Vec::new() };
+        // A place that is being written still is left for later.
+        let end = self.file.index.next_marked(Mark::Writeback, run.start, run.end - run.start);
         let mut numbers = Vec::new();
-        for at in run.clone() {
-            let Some(number) = index.get(at) else { break };
-            // A place that is being written still is left for later.
-            if index.is_marked(at, Mark::Writeback) {
-                break;
-            }
+        index.range(run.start..=run.end - 1, |at, number| {
             let is_free = |now: State| now.has(DIRTY) && !now.has_any(LOCKED | WRITEBACK);
             let taken = |now: State| State(now.without(DIRTY).with(WRITEBACK).0 + PIN);
             let folio = self.shared.folios.get(number);
-            if folio.change(|now| is_free(now).then(|| taken(now))).is_err() {
-                break;
+            let is_next = at < end && at == run.start + numbers.len() as u64;
+            if !is_next || folio.change(|now| is_free(now).then(|| taken(now))).is_err() {
+                return ControlFlow::Break(());
             }
-            index.mark(at, Mark::Writeback);
-            index.unmark(at, Mark::Dirty);
             numbers.push(number);
+            ControlFlow::Continue(())
+        });
+        if let Some(more) = numbers.len().checked_sub(1) {
+            let taken = run.start..=run.start + more as u64;
+            index.mark(taken.clone(), Mark::Writeback);
+            index.unmark(taken, Mark::Dirty);
         }
         self.shared.writing.fetch_add(numbers.len(), Relaxed);
         self.count_dirty(-(numbers.len() as isize));
@@ -200,13 +202,15 @@ impl Cached {
             self.file.write_failed(Arc::new(error));
         }
         let mut index = self.file.index.lock();
-        for (at, &number) in pages.zip(numbers) {
-            // A copy that has taken its place is dirty itself.
-            if is_failed && self.shared.folios.get(number).state().has(ATTACHED) {
-                self.make_dirty(&mut index, at, number);
+        if is_failed {
+            for (at, &number) in pages.clone().zip(numbers) {
+                // A copy that has taken its place is dirty itself.
+                if self.shared.folios.get(number).state().has(ATTACHED) {
+                    self.make_dirty(&mut index, at, number);
+                }
             }
-            index.unmark(at, Mark::Writeback);
         }
+        index.unmark(pages.start..=pages.end - 1, Mark::Writeback);
         drop(index);
         for &number in numbers {
             let folio = self.shared.folios.get(number);

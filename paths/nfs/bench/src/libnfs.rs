@@ -32,8 +32,10 @@ pub(crate) struct Libnfs {
 
 impl Libnfs {
     pub(crate) fn connect(program: &Path, server: &Server, tree: &Path, pieces: usize) -> Result<Self, String> {
+        // A server that ends is an error, and is not waited for.
         let (nfs, mount) = (server.nfs.port(), server.mount.port());
-        let url = format!("nfs://127.0.0.1{}?version=3&nfsport={nfs}&mountport={mount}", tree.display());
+        let url =
+            format!("nfs://127.0.0.1{}?version=3&autoreconnect=0&nfsport={nfs}&mountport={mount}", tree.display());
         let mut command = Command::new(program);
         command.args([url, DEPTH.to_string(), pieces.to_string()]);
         let mut process = Process::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;

@@ -159,8 +159,10 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     // Programs read the address: it is what follows the last ` at `, up to the last `: `.
     notice(&format!("serving {} at {at}: {} threads", args.directory.display(), args.threads));
 
-    // A byte comes with a signal. Whatever else ends the wait would mean that none can come any more.
-    while matches!(stop.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock) {
+    // A byte comes with a signal. A process that was stopped and goes on is interrupted. Whatever else ends the wait would mean
+    // that none can come any more.
+    while matches!(stop.read(&mut [0]), Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted))
+    {
         programs.tidy();
     }
     drop(registered);

@@ -2,15 +2,15 @@
 //!
 //! A write-back changes the file's `mtime`, long after the WRITE. So the time of the last WRITE is kept here, and is set as the
 //! file's between the write-back of all pages and the flush, by one [`Backing::sync`].
-use super::Verifier;
+use super::{Pending, Verifier};
 use crate::sync::lock;
 use pagemill::{Backing, FileBacking};
+use rustix::fs::Stat;
 use std::fs::{File, FileTimes};
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What reads and writes.
 pub(super) enum Inner {
@@ -47,6 +47,26 @@ struct Writes {
     under_way: usize,
     /// When the last one came, if the file does not have it durably.
     modified: Option<SystemTime>,
+    /// The file as it was when it had all of them at last.
+    saved: Option<Stamp>,
+}
+
+/// What tells one state of a file from another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    len: u64,
+    mtime: (i64, i64),
+    ctime: (i64, i64),
+}
+
+impl Stamp {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            len: stat.st_size as u64,
+            mtime: (stat.st_mtime, stat.st_mtime_nsec as i64),
+            ctime: (stat.st_ctime, stat.st_ctime_nsec as i64),
+        }
+    }
 }
 
 /// A client's write, under way until this is dropped.
@@ -65,7 +85,7 @@ impl Disk {
         Self { inner, file, writes: Mutex::default(), own: AtomicU64::new(0), verifier }
     }
 
-    pub(super) fn stat(&self) -> io::Result<rustix::fs::Stat> {
+    pub(super) fn stat(&self) -> io::Result<Stat> {
         Ok(rustix::fs::fstat(&self.file)?)
     }
 
@@ -82,6 +102,14 @@ impl Disk {
         Writing(self)
     }
 
+    /// The length and the time that the last flush has brought, if this was seen of the file before it.
+    pub(super) fn saved_since(&self, seen: &Stat) -> Option<Pending> {
+        let saved = self.writes().saved.filter(|saved| saved.ctime > Stamp::of(seen).ctime)?;
+        let (seconds, nanoseconds) = saved.mtime;
+        let since = Duration::new(seconds.try_into().ok()?, nanoseconds.try_into().ok()?);
+        Some(Pending { len: saved.len, modified: SystemTime::UNIX_EPOCH + since })
+    }
+
     /// When the last write came that the file does not have durably.
     pub(super) fn modified(&self) -> Option<SystemTime> {
         self.writes().modified
@@ -91,12 +119,12 @@ impl Disk {
         self.writes().changes
     }
 
-    /// The file has all writes that were over at this number of changes. A write that was under way then, or came later, has
-    /// changed the number or will.
-    pub(super) fn saved(&self, changes: u64) {
+    /// The file has all writes that were over at this number of changes, and this was seen of it since. A write that was under
+    /// way then, or came later, has changed the number or will.
+    pub(super) fn saved(&self, changes: u64, now: Option<&Looked>) {
         let mut writes = self.writes();
         if writes.changes == changes && writes.under_way == 0 {
-            writes.modified = None;
+            (writes.modified, writes.saved) = (None, now.map(|now| now.stamp));
         }
     }
 
@@ -104,9 +132,7 @@ impl Disk {
     pub(super) fn look(&self) -> io::Result<Looked> {
         // Before the file is asked: what comes between counts as this server's.
         let own = self.own.load(SeqCst);
-        let there = self.file.metadata()?;
-        let stamp = (there.size(), (there.mtime(), there.mtime_nsec()), (there.ctime(), there.ctime_nsec()));
-        Ok(Looked { at: Instant::now(), stamp, own, tries: 0 })
+        Ok(Looked { at: Instant::now(), stamp: Stamp::of(&self.stat()?), own, tries: 0 })
     }
 
     /// Does something to the file.
@@ -121,8 +147,7 @@ impl Disk {
 /// What was seen of a file, and when.
 pub(super) struct Looked {
     pub(super) at: Instant,
-    /// Length, `mtime`, `ctime`.
-    stamp: (u64, (i64, i64), (i64, i64)),
+    stamp: Stamp,
     /// How much this server had done to it.
     own: u64,
     /// How often pages are still to be let go.
@@ -135,9 +160,8 @@ impl Looked {
         self.stamp != now.stamp && self.own == now.own
     }
     /// Whether this is not what was seen.
-    pub(super) fn is_of_another(&self, now: &rustix::fs::Stat) -> bool {
-        let (mtime, ctime) = ((now.st_mtime, now.st_mtime_nsec as i64), (now.st_ctime, now.st_ctime_nsec as i64));
-        self.stamp != (now.st_size as u64, mtime, ctime)
+    pub(super) fn is_of_another(&self, now: &Stat) -> bool {
+        self.stamp != Stamp::of(now)
     }
     /// Takes a later look in the place of this.
     pub(super) fn note(&mut self, now: Self) {

@@ -5,6 +5,7 @@
 //! (D4).
 use super::{FileKey, OpenFile, Pending};
 use crate::sync::{lock, wait};
+use rustix::fs::Stat;
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -89,7 +90,7 @@ impl Entries {
             }
             Entry::Open { file, used } => match Arc::try_unwrap(file) {
                 Ok(file) => {
-                    *entry = Entry::Kept(file.pending());
+                    *entry = Entry::Kept(file.unsaved());
                     Some(file)
                 }
                 Err(file) => {
@@ -131,9 +132,9 @@ impl Table {
     }
 
     /// What the file system does not know of a file yet, also while that is being closed.
-    pub(super) fn pending(&self, key: &FileKey) -> Option<Pending> {
+    pub(super) fn pending(&self, key: &FileKey, seen: &Stat) -> Option<Pending> {
         match self.entries().by_key.get(key)? {
-            Entry::Open { file, .. } => file.pending(),
+            Entry::Open { file, .. } => file.pending(seen),
             Entry::Kept(pending) => *pending,
         }
     }

@@ -1,6 +1,6 @@
 //! The contents of files against plain vectors of bytes, over disks that fail, and forget at a power cut what was not flushed.
 use super::disk::Inner;
-use super::{Data, FileKey, LOOK_EVERY, PAGE_SIZE, Payload, Pending, Stable};
+use super::{Data, FileKey, LOOK_EVERY, PAGE_SIZE, Payload, Pending, STREAM, Stable};
 use pagemill::{Allocator, Backing, Bulk, Page, PageCache, PageCount};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -158,7 +158,8 @@ impl Set {
         self.data.set_len(&self.key(file), open(&self.path(file)), len as u64)
     }
     fn pending(&self, file: usize) -> Option<Pending> {
-        self.data.attributes(&self.key(file))
+        let seen = rustix::fs::stat(self.path(file)).unwrap();
+        self.data.attributes(&self.key(file), &seen)
     }
 }
 
@@ -230,7 +231,12 @@ fn check(run: &Run) {
         let file = below(FILES as u64);
         let (fake, model) = (set.fake(file), &mut models[file]);
         let at = if below(2) == 0 { below(FILE_MAX) / PAGE_SIZE * PAGE_SIZE } else { below(FILE_MAX) };
-        let len = if below(2) == 0 { below(6) * PAGE_SIZE } else { below(3 * PAGE_SIZE as u64) };
+        let len = match below(8) {
+            // What goes to the file at once and leaves the cache is lost if the flush fails.
+            0 if run.chance == 0 => STREAM + below(FILE_MAX / 4),
+            0..4 => below(6) * PAGE_SIZE,
+            _ => below(3 * PAGE_SIZE as u64),
+        };
         let before = set.data.verifier();
         match below(12) {
             0..4 => match set.read(file, at, len) {
@@ -383,6 +389,34 @@ fn an_error_is_told_once_and_the_verifier_changes() {
 }
 
 #[test]
+fn a_write_of_a_stream_goes_to_the_file_at_once_and_is_promised_by_its_commit_alone() {
+    let set = Set::new(1, 512, 8, LOOK_EVERY, true);
+    let fake = set.fake(0);
+    set.write(0, 0, &[6; STREAM - 1], Stable::Unstable).unwrap();
+    assert_eq!((set.on_disk(0).len(), set.cache.stats().dirty), (0, 16));
+    set.commit(0).unwrap();
+    let (verifier, cached) = (set.data.verifier(), set.cache.stats().pages);
+    set.write(0, STREAM, &[7; STREAM], Stable::Unstable).unwrap();
+    assert!(set.on_disk(0)[STREAM..] == [7; STREAM]);
+    assert_eq!((set.cache.stats().dirty, set.cache.stats().pages), (0, cached));
+    assert_eq!(set.pending(0).unwrap().len, 2 * STREAM as u64);
+    assert_eq!(set.read(0, STREAM, STREAM).unwrap(), (vec![7; STREAM], true));
+    // What left the cache cannot be written again, so clients are told to send it again. What was read since can be.
+    fake.flushes.store(1, SeqCst);
+    set.commit(0).unwrap_err();
+    assert_ne!(set.data.verifier(), verifier);
+    // A disk that takes nothing keeps nothing from the cache.
+    fake.writes.store(1, SeqCst);
+    set.write(0, 0, &[8; STREAM], Stable::Unstable).unwrap();
+    assert_eq!(set.cache.stats().dirty, 32);
+    assert_eq!(set.read(0, 0, STREAM).unwrap().0, [8; STREAM]);
+    set.commit(0).unwrap_err();
+    set.write(0, STREAM, &[9; STREAM], Stable::Unstable).unwrap();
+    set.commit(0).unwrap();
+    assert!(*fake.durable.lock().unwrap() == [[8; STREAM], [9; STREAM]].concat());
+}
+
+#[test]
 fn data_that_are_lost_as_a_file_leaves_change_the_verifier() {
     let set = Set::new(2, 512, 1, LOOK_EVERY, true);
     set.write(0, 0, &[7; 5000], Stable::Unstable).unwrap();
@@ -509,6 +543,19 @@ fn what_others_change_is_seen() {
 }
 
 #[test]
+fn a_write_to_an_open_file_spares_what_others_have_added() {
+    let set = Set::real(1, 8, Duration::ZERO);
+    set.write(0, 0, &[1; 100], Stable::FileSync).unwrap();
+    let opened = set.data.opened(0).unwrap();
+    let others = File::options().write(true).open(set.path(0)).unwrap();
+    others.write_all_at(&[5; 8092], 100).unwrap();
+    let mut pages = set.pages(&[7; 100]);
+    let mut payload = Payload { pages: &mut pages, len: 100 };
+    set.data.write_opened(&opened, 5000, &mut payload, Stable::FileSync).unwrap();
+    assert!(set.on_disk(0) == [vec![1; 100], vec![5; 4900], vec![7; 100], vec![5; 3092]].concat());
+}
+
+#[test]
 fn a_file_that_was_open_for_reading_only_is_opened_again_to_be_written() {
     let set = Set::real(1, 8, LOOK_EVERY);
     let path = set.path(0);
@@ -605,4 +652,126 @@ fn threads_find_what_they_wrote() {
             });
         }
     });
+}
+
+/// Of the moment before the WRITE: a flush that fails as soon as its pages have left the cache loses them.
+#[test]
+fn a_stream_that_a_flush_loses_before_its_write_is_answered_is_not_promised() {
+    let set = Set::new(1, 512, 8, LOOK_EVERY, true);
+    set.write(0, 0, &[6; STREAM], Stable::FileSync).unwrap();
+    set.data.forget(&set.key(0)); // With its pages: what is cached would be written again.
+    let before = set.data.verifier();
+    let mut pages = set.pages(&[7; STREAM]);
+    let mut payload = Payload { pages: &mut pages, len: STREAM };
+    set.fake(0).flushes.store(1, SeqCst);
+    let written = set.data.write(&set.key(0), open(&set.path(0)), 0, &mut payload, Stable::Unstable).unwrap();
+    set.commit(0).unwrap_err(); // Another client's.
+    set.commit(0).unwrap();
+    assert!(*set.fake(0).durable.lock().unwrap() != [7; STREAM], "it is lost");
+    assert!(written.verifier == before && set.data.verifier() != before);
+}
+
+/// What GETATTR of an open file shows: the file system's attributes, and what it did not know yet.
+fn shown(set: &Set) -> Option<(u64, SystemTime)> {
+    let opened = set.data.opened(0)?;
+    let pending = set.data.attributes(&opened.key, &opened.stat);
+    let mtime = SystemTime::UNIX_EPOCH + Duration::new(opened.stat.st_mtime as u64, opened.stat.st_mtime_nsec as u32);
+    Some(pending.map_or((opened.stat.st_size as u64, mtime), |it| (it.len, it.modified)))
+}
+
+#[test]
+fn what_was_seen_of_a_file_before_a_commit_is_not_shown_after_it() {
+    for len in [5000, STREAM] {
+        let set = Set::real(1, 8, LOOK_EVERY);
+        set.write(0, 0, &vec![7; len], Stable::Unstable).unwrap();
+        let before = shown(&set).unwrap();
+        let opened = set.data.opened(0).unwrap();
+        set.commit(0).unwrap();
+        let late = set.data.attributes(&opened.key, &opened.stat).map(|it| (it.len, it.modified));
+        assert_eq!((before, late), (shown(&set).unwrap(), Some(before)), "{len}");
+        // Nor is it shown for what others do then.
+        std::fs::write(set.path(0), [8; 10]).unwrap();
+        assert_eq!(shown(&set).unwrap().0, 10);
+    }
+}
+
+#[test]
+fn sizes_and_times_never_go_back_beside_commits() {
+    for len in [5000, STREAM] {
+        let set = &Set::real(1, 8, LOOK_EVERY);
+        let over = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for turn in 0..500 {
+                    set.write(0, turn * len, &vec![7; len], Stable::Unstable).unwrap();
+                    set.commit(0).unwrap();
+                }
+                over.store(true, SeqCst);
+            });
+            let mut before = (0, SystemTime::UNIX_EPOCH);
+            while !over.load(SeqCst) {
+                let Some(now) = shown(set) else { continue };
+                assert!(now.0 >= before.0 && now.1 >= before.1, "{now:?} after {before:?}");
+                before = now;
+            }
+        });
+    }
+}
+
+/// A range that is read again and again and overwritten in large pieces, as a database's.
+#[test]
+fn pages_that_are_in_use_stay_in_the_cache_beside_large_writes() {
+    let set = Set::real(1, 8, LOOK_EVERY);
+    set.write(0, 0, &[1; STREAM], Stable::FileSync).unwrap();
+    set.read(0, 0, STREAM).unwrap();
+    let reads = set.cache.stats().read;
+    for stamp in 2..10 {
+        set.write(0, 0, &[stamp; STREAM], Stable::Unstable).unwrap();
+        assert_eq!(set.read(0, 0, STREAM).unwrap().0, [stamp; STREAM]);
+        assert!(set.on_disk(0) == [stamp; STREAM]);
+    }
+    assert_eq!((set.cache.stats().read, set.cache.stats().dirty), (reads, 0));
+}
+
+/// Threads write ends of the same pages, in pieces of a stream, beside commits, cuts of what nobody has, and readers.
+#[test]
+fn threads_find_their_streams() {
+    const THREADS: usize = 4;
+    let set = &Set::new(2, 200, 1, Duration::ZERO, false);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                let rng = AtomicU64::new(thread as u64 + 77);
+                let len = STREAM + 1000;
+                let mut stamps = [0; 2];
+                for turn in 0..400_usize {
+                    let file = random(&rng, 2) as usize;
+                    let at = thread * len;
+                    if stamps[file] > 0 {
+                        let mut read = Vec::new();
+                        while read.len() < len {
+                            let (more, _) = set.read(file, at + read.len(), len - read.len()).unwrap();
+                            assert!(!more.is_empty(), "{thread} {turn}: ends at {}", at + read.len());
+                            read.extend(more);
+                        }
+                        assert!(read == vec![stamps[file]; len], "{thread} {turn}");
+                    }
+                    stamps[file] = (turn % 255) as u8 + 1;
+                    let stable = if turn % 16 == 0 { Stable::FileSync } else { Stable::Unstable };
+                    let (mut done, new) = (0, vec![stamps[file]; len]);
+                    while done < len {
+                        done += set.write(file, at + done, &new[done..], stable).unwrap();
+                    }
+                    match turn % 23 {
+                        0 => set.data.forget(&set.key(file)),
+                        1 => set.commit(file).unwrap(),
+                        2 => set.set_len(file, THREADS * len + turn).unwrap(),
+                        _ => {}
+                    }
+                }
+            });
+        }
+    });
+    set.data.sync_all().unwrap();
+    assert_eq!(set.cache.stats().dirty, 0);
 }

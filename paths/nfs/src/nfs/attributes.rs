@@ -92,7 +92,7 @@ impl Nfs {
     /// The attributes of a file as clients see them.
     pub(super) fn attributes(&self, stat: &Stat, key: &FileKey) -> fattr3 {
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        shown(stat, if is_file { self.data.attributes(key) } else { None })
+        shown(stat, if is_file { self.data.attributes(key, stat) } else { None })
     }
 
     /// The attributes after an operation. A client does without them if there are none.
@@ -177,11 +177,15 @@ impl Nfs {
         Ok(())
     }
 
+    /// Whether a write of this caller takes bits of the mode away.
+    pub(super) fn drops_set_id(caller: &Caller, stat: &Stat) -> bool {
+        caller.uid != 0 && dropped(stat.st_mode) != 0
+    }
+
     /// Takes the bits away that run a program as its owner or group, as the kernel does when a user changes the program: the
     /// contents are written by the server, which may keep them.
     pub(super) fn drop_set_id(&self, caller: &Caller, object: &Object) -> io::Result<()> {
-        let dropped = |mode: u32| mode & if mode & 0o010 == 0 { 0o4000 } else { 0o6000 };
-        if caller.uid == 0 || dropped(object.stat.st_mode) == 0 {
+        if !Self::drops_set_id(caller, &object.stat) {
             return Ok(());
         }
         // The mode may be another one by now, which stays but for these bits.
@@ -192,6 +196,11 @@ impl Nfs {
         }
         Ok(())
     }
+}
+
+/// The bits of a mode that a write takes away.
+fn dropped(mode: u32) -> u32 {
+    mode & if mode & 0o010 == 0 { 0o4000 } else { 0o6000 }
 }
 
 const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };

@@ -1,14 +1,14 @@
 //! READ, READLINK, WRITE and COMMIT. The contents of files are the cache's (`data`).
 use nfs3_types::nfs3::{
     COMMIT3resfail, COMMIT3resok, Nfs3Option, READ3resfail, READ3resok, READLINK3resfail, READLINK3resok,
-    WRITE3resfail, WRITE3resok, nfspath3, nfsstat3, post_op_attr, stable_how, wcc_data, writeverf3,
+    WRITE3resfail, WRITE3resok, nfspath3, nfsstat3, post_op_attr, pre_op_attr, stable_how, wcc_data, writeverf3,
 };
 use nfs3_types::xdr_codec::Opaque;
 use rustix::fs::{Access, FileType};
 
 use super::{Nfs, Packed, Request, TRANSFER_MAX, accepted, refused};
 use crate::call::{Answer, Caller, Payload};
-use crate::data::{FileKey, ReadBytes, Stable};
+use crate::data::{FileKey, ReadBytes, Stable, Written};
 use crate::export::Object;
 use crate::status::{Failed, Outcome};
 use crate::xdr::Garbage;
@@ -24,6 +24,22 @@ fn read_results(file_attributes: post_op_attr, read: ReadBytes) -> Answer {
     let length = results.len() - 4;
     results[length..].copy_from_slice(&count.to_be_bytes());
     Answer::Lent(results, lent)
+}
+
+fn write_results(done: Outcome<Written>, file_wcc: wcc_data) -> Vec<u8> {
+    match done {
+        Ok(Written { count, committed, verifier }) => accepted(WRITE3resok {
+            file_wcc,
+            count,
+            committed: match committed {
+                Stable::Unstable => stable_how::UNSTABLE,
+                Stable::DataSync => stable_how::DATA_SYNC,
+                Stable::FileSync => stable_how::FILE_SYNC,
+            },
+            verf: writeverf3(verifier),
+        }),
+        Err(failed) => refused(failed, WRITE3resfail { file_wcc }),
+    }
 }
 
 impl Nfs {
@@ -96,22 +112,27 @@ impl Nfs {
             return Err(Garbage::Wrong.into());
         }
         payload.len = count as usize;
+        if let Some(opened) = self.opened(handle)
+            // Whether another caller may write to it, the usual way finds out.
+            && opened.stat.st_uid == request.caller.uid
+            && opened.is_writable() // So is the export.
+            && !Self::drops_set_id(request.caller, &opened.stat)
+            && self.is_within_largest(at, payload)
+        {
+            let done = self.data.write_opened(&opened, at, payload, stable).map_err(Failed::from);
+            let after = opened
+                .stat_again()
+                .map_or(post_op_attr::None, |stat| post_op_attr::Some(self.attributes(&stat, &opened.key)));
+            return Ok(write_results(done, wcc_data { before: pre_op_attr::None, after }));
+        }
         let (object, key) = self.object_or(handle, WRITE3resfail::default())?;
         let done = self.write_bytes(request.caller, &object, &key, at, payload, stable);
         let file_wcc = self.wcc_of_file(&object, &key);
-        Ok(match done {
-            Ok(written) => accepted(WRITE3resok {
-                file_wcc,
-                count: written.count,
-                committed: match written.committed {
-                    Stable::Unstable => stable_how::UNSTABLE,
-                    Stable::DataSync => stable_how::DATA_SYNC,
-                    Stable::FileSync => stable_how::FILE_SYNC,
-                },
-                verf: writeverf3(self.data.verifier()),
-            }),
-            Err(failed) => refused(failed, WRITE3resfail { file_wcc }),
-        })
+        Ok(write_results(done, file_wcc))
+    }
+
+    fn is_within_largest(&self, at: u64, payload: &Payload<'_>) -> bool {
+        at.checked_add(payload.len as u64).is_some_and(|end| end <= self.export.largest_file())
     }
 
     fn write_bytes(
@@ -122,11 +143,11 @@ impl Nfs {
         at: u64,
         payload: &mut Payload<'_>,
         stable: Stable,
-    ) -> Outcome<crate::data::Written> {
+    ) -> Outcome<Written> {
         self.export.expect_writable()?;
         object.expect_file()?;
         self.export.expect_access(caller, object, Access::WRITE_OK)?;
-        if at.checked_add(payload.len as u64).is_none_or(|end| end > self.export.largest_file()) {
+        if !self.is_within_largest(at, payload) {
             return Err(Failed(nfsstat3::NFS3ERR_FBIG));
         }
         self.drop_set_id(caller, object)?;

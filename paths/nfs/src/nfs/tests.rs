@@ -1092,3 +1092,49 @@ fn what_a_directory_was_before_belongs_to_what_it_is_after() {
     times.sort_unstable();
     assert!(times.windows(2).all(|pair| pair[0][1] <= pair[1][0] || pair[0] == pair[1]), "{times:?}");
 }
+
+/// What the way of an open file must not skip.
+#[test]
+fn a_file_that_is_open_is_written_as_one_that_is_not() {
+    let served = Served::new();
+    let owned = |name: &str, uid: u32, mode: u32| {
+        fs::write(served.path(name), "code").unwrap();
+        std::os::unix::fs::chown(served.path(name), Some(uid), Some(uid)).unwrap();
+        fs::set_permissions(served.path(name), fs::Permissions::from_mode(mode)).unwrap();
+        served.file(name)
+    };
+    let large = vec![7; 70_000];
+    let [program, given, removed, gone] = [("program", 0o755), ("given", 0o600), ("removed", 0o600), ("gone", 0o600)]
+        .map(|(name, mode)| owned(name, 1000, mode));
+    let path = |name: &str| served.folder.path().join("tree").join(name);
+    let (program_path, given_path, gone_path) = (path("program"), path("given"), path("gone"));
+    fs::set_permissions(served.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let served = served.by(user(1000));
+    for file in [&program, &given, &removed, &gone] {
+        // A READ opens it for reading alone.
+        served.read(file, 0, 4).unwrap();
+        served.write(file, 0, b"open", UNSTABLE).unwrap();
+        let written = served.write(file, 4, b"more", UNSTABLE).unwrap();
+        assert_eq!(written.file_wcc.after.unwrap().size, 8);
+    }
+    let beyond = served.ask::<FSINFO3res>(19, &FSINFO3args { fsroot: served.root() }).unwrap().maxfilesize - 1;
+    assert_eq!(served.write(&given, beyond, b"xy", UNSTABLE).unwrap_err(), nfsstat3::NFS3ERR_FBIG);
+    for (set, left) in [(0o4755, 0o755), (0o6775, 0o775), (0o2765, 0o2765)] {
+        for bytes in [&b"evil"[..], &large] {
+            fs::set_permissions(&program_path, fs::Permissions::from_mode(set)).unwrap();
+            let written = served.write(&program, 0, bytes, UNSTABLE).unwrap();
+            assert_eq!(written.file_wcc.after.unwrap().mode, left, "{set:o}");
+            assert_eq!(fs::metadata(&program_path).unwrap().mode() & 0o7777, left);
+        }
+    }
+    std::os::unix::fs::chown(&given_path, Some(1001), Some(1001)).unwrap();
+    assert_eq!(served.write(&given, 0, &large, UNSTABLE).unwrap_err(), nfsstat3::NFS3ERR_ACCES);
+    let done: REMOVE3res = served.ask(12, &REMOVE3args { object: entry(&served.root(), b"removed") });
+    assert_eq!(status(&done), nfsstat3::NFS3_OK);
+    assert_eq!(served.write(&removed, 0, &large, UNSTABLE).unwrap_err(), nfsstat3::NFS3ERR_STALE);
+    fs::remove_file(&gone_path).unwrap();
+    assert_eq!(served.write(&gone, 0, &large, UNSTABLE).unwrap_err(), nfsstat3::NFS3ERR_STALE);
+    let served = served.by(user(1001));
+    let written = served.write(&given, 100, &large, UNSTABLE).unwrap();
+    assert_eq!(written.file_wcc.after.unwrap().size, 70_100);
+}

@@ -100,6 +100,7 @@ impl Data {
     }
     fn add_pages(&mut self, bytes: usize, source: &mut Source<'_>) {
         let wanted = (self.got + bytes).div_ceil(PAGE_SIZE);
+        self.pages.reserve_exact(wanted.saturating_sub(self.pages.len()).min(source.left()));
         while self.pages.len() < wanted
             && let Some(page) = source.take()
         {
@@ -271,6 +272,7 @@ impl Input {
         data.add_pages(direct, source);
         let direct = direct.min(data.bytes_of_pages());
         let tail_len = tail.len().min(source.left().saturating_sub(2) * WRITE_MIN);
+        slices.reserve_exact(direct.div_ceil(PAGE_SIZE) + 2);
         let (mut at, mut rest) = (data.got % PAGE_SIZE, direct);
         for page in data.pages[data.got / PAGE_SIZE..].iter_mut().flatten() {
             let end = PAGE_SIZE.min(at + rest);

@@ -24,8 +24,8 @@ enum Op {
     Remove(u64),
     RemoveRange(u64, u64, u32),
     Range(u64, u64, usize),
-    Mark(u64, bool),
-    Unmark(u64, bool),
+    Mark(u64, u64, bool),
+    Unmark(u64, u64, bool),
     Search(u64, u64),
     GetRun(u64, usize),
 }
@@ -44,6 +44,7 @@ fn offset() -> impl Strategy<Value = u64> {
 
 fn operation() -> impl Strategy<Value = Op> {
     let number = || 1_u32..=u32::MAX;
+    let few = || prop_oneof![Just(0), 0_u64..300, any::<u64>()];
     let most = || prop_oneof![0_u64..4, 0_u64..300, any::<u64>()];
     prop_oneof![
         3 => (offset(), number()).prop_map(|(at, frame)| Op::Insert(at, frame)),
@@ -52,8 +53,8 @@ fn operation() -> impl Strategy<Value = Op> {
         2 => offset().prop_map(Op::Remove),
         2 => (offset(), offset(), 1_u32..5).prop_map(|(one, other, of)| Op::RemoveRange(one, other, of)),
         1 => (offset(), offset(), 0_usize..500).prop_map(|(one, other, most)| Op::Range(one, other, most)),
-        2 => (offset(), any::<bool>()).prop_map(|(at, is_dirty)| Op::Mark(at, is_dirty)),
-        1 => (offset(), any::<bool>()).prop_map(|(at, is_dirty)| Op::Unmark(at, is_dirty)),
+        2 => (offset(), few(), any::<bool>()).prop_map(|(at, more, is_dirty)| Op::Mark(at, at.saturating_add(more), is_dirty)),
+        1 => (offset(), few(), any::<bool>()).prop_map(|(at, more, is_dirty)| Op::Unmark(at, at.saturating_add(more), is_dirty)),
         4 => (offset(), most()).prop_map(|(at, max)| Op::Search(at, max)),
         2 => (offset(), 0_usize..100).prop_map(|(at, len)| Op::GetRun(at, len)),
     ]
@@ -161,14 +162,19 @@ fn apply(index: &Index, model: &mut Model, operation: &Op) {
             let range = if one <= other { model.range(one..=other) } else { model.range(0..0) };
             assert_eq!(visited, range.map(|(&at, entry)| (at, entry.0)).take(most + 1).collect::<Vec<_>>());
         }
-        Op::Mark(at, is_dirty) | Op::Unmark(at, is_dirty) => {
+        Op::Mark(one, other, is_dirty) | Op::Unmark(one, other, is_dirty) => {
             let is_mark = matches!(operation, Op::Mark(..));
             let mut index = index.try_lock().unwrap();
-            let entry = model.get_mut(&at);
-            let (mark, is_present) = (mark_of(is_dirty), entry.is_some());
-            assert_eq!(if is_mark { index.mark(at, mark) } else { index.unmark(at, mark) }, is_present);
-            entry.into_iter().for_each(|entry| entry.1[usize::from(is_dirty)] = is_mark);
-            assert_eq!(index.is_marked(at, mark), is_mark && is_present);
+            let mark = mark_of(is_dirty);
+            if is_mark {
+                index.mark(one..=other, mark)
+            } else {
+                index.unmark(one..=other, mark)
+            }
+            model.range_mut(one..=other).for_each(|(_, entry)| entry.1[usize::from(is_dirty)] = is_mark);
+            assert!(model.iter().all(|(&at, entry)| index.is_marked(at, mark) == entry.1[usize::from(is_dirty)]));
+            assert!(!model.contains_key(&one) || index.is_marked(one, mark) == is_mark);
+            assert!(model.contains_key(&other) || !index.is_marked(other, mark));
         }
         Op::Search(at, max) => check_search(index, model, at, max),
         Op::GetRun(at, len) => {

@@ -187,14 +187,14 @@ impl<'a> Writing<'a> {
         });
     }
 
-    /// Marks an entry. Returns false for a hole, which has no marks.
-    pub(crate) fn mark(&mut self, at: u64, mark: Mark) -> bool {
-        self.change_mark(at, mark, |bits, bit| bits | bit)
+    /// Marks the entries of a range.
+    pub(crate) fn mark(&mut self, range: RangeInclusive<u64>, mark: Mark) {
+        self.change_marks(range, mark, |marked, bits| marked | bits);
     }
 
-    /// Takes a mark off an entry. Returns false for a hole.
-    pub(crate) fn unmark(&mut self, at: u64, mark: Mark) -> bool {
-        self.change_mark(at, mark, |bits, bit| bits & !bit)
+    /// Takes a mark off the entries of a range.
+    pub(crate) fn unmark(&mut self, range: RangeInclusive<u64>, mark: Mark) {
+        self.change_marks(range, mark, |marked, bits| marked & !bits);
     }
 
     pub(crate) fn is_marked(&self, at: u64, mark: Mark) -> bool {
@@ -202,16 +202,16 @@ impl<'a> Writing<'a> {
         leaf.is_some_and(|leaf| leaf.map(mark.map()) >> slot_at(at, 1) & 1 != 0)
     }
 
-    fn change_mark(&mut self, at: u64, mark: Mark, change: impl FnOnce(u64, u64) -> u64) -> bool {
-        let (Some(path), bit) = (self.find(at), 1 << slot_at(at, 1)) else { return false };
-        let is_present = path.leaf.map(PRESENT) & bit != 0;
-        let old = path.leaf.map(mark.map());
-        let new = change(old, bit);
-        if is_present && new != old {
-            path.leaf.set_map(mark.map(), new);
-            self.settle(&path, at);
-        }
-        is_present
+    fn change_marks(&mut self, range: RangeInclusive<u64>, mark: Mark, change: impl Fn(u64, u64) -> u64) {
+        self.each_leaf(range, |this, path, first, bits| {
+            let old = path.leaf.map(mark.map());
+            let new = change(old, bits);
+            if new != old {
+                path.leaf.set_map(mark.map(), new);
+                this.settle(path, first);
+            }
+            ControlFlow::Continue(())
+        });
     }
 
     /// Calls `visit` for each leaf that has entries of the range, with the leaf's first offset and the bits of these

@@ -1,0 +1,756 @@
+// Pages in bulk, for C11 and C++17. SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// One page is 4096 bytes. A block of order n is 2^n contiguous pages, aligned to its size. Pages come from an allocator, and go
+// back by their address alone, from any thread.
+//
+// Functions return an error, 0 if they worked. What they say of signal handlers holds for handlers that interrupt this library
+// too. No function throws. A structure that begins with `size` may get more fields later: set all of it to 0, then `size`, then what
+// you need. A handle that was closed is refused, as long as its memory is not that of a newer handle. A pointer that was never a
+// handle must not be passed as one.
+//
+// This file is generated from the crate pagemill-capi: do not edit it.
+
+
+#ifndef PAGEMILL_H
+#define PAGEMILL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Private memory, committed as it is touched.
+#define PAGEMILL_MEMORY_ANONYMOUS 0
+
+// Huge pages of 2 MiB that the administrator set aside. `pages` is a multiple of 512.
+#define PAGEMILL_MEMORY_HUGE_PAGES 1
+
+// A file in memory, which another process may map.
+#define PAGEMILL_MEMORY_MEMFD 2
+
+// A file in memory of huge pages.
+#define PAGEMILL_MEMORY_MEMFD_HUGE_PAGES 3
+
+// Memory that the caller has mapped: `pages` pages from `start`, which is aligned to 2 MiB. It stays readable and writable,
+// and nothing else uses it, until the allocator is closed and every page was freed.
+#define PAGEMILL_MEMORY_BROUGHT 4
+
+// The memory is locked, which commits all of it.
+#define PAGEMILL_MEMORY_LOCKED 1
+
+// If the system refuses huge pages, or to lock the memory, ordinary memory will do.
+#define PAGEMILL_MEMORY_OR_ORDINARY 2
+
+// Only as much memory as the process's memory limit has room for.
+#define PAGEMILL_MEMORY_WITHIN_LIMIT 4
+
+// Its device addresses lie below 4 GiB: it serves `PAGEMILL_GFP_DMA32`.
+#define PAGEMILL_MEMORY_DMA32 8
+
+// Per-CPU lists: restartable sequences where they work, else the portable backend. `PAGEMILL_BACKEND` in the environment
+// chooses too.
+#define PAGEMILL_BACKEND_BEST 0
+
+// Restartable sequences, or an error.
+#define PAGEMILL_BACKEND_RSEQ 1
+
+// The portable backend.
+#define PAGEMILL_BACKEND_PORTABLE 2
+
+// The system is asked for no huge pages: what a program touches is all that it commits, 4 KiB at a time.
+#define PAGEMILL_NO_HUGE_PAGES 1
+
+// A thread reclaims while a zone is below its watermarks.
+#define PAGEMILL_BACKGROUND_RECLAIM 2
+
+// Memory near the caller's CPU first. In a request: the allocator's policy.
+#define PAGEMILL_POLICY_DEFAULT 0
+
+// The lowest node of `policy_nodes` first, then the others.
+#define PAGEMILL_POLICY_PREFERRED 1
+
+// The nodes of `policy_nodes` alone.
+#define PAGEMILL_POLICY_BIND 2
+
+// The nodes of `policy_nodes` in turn.
+#define PAGEMILL_POLICY_INTERLEAVE 3
+
+// In a request: memory near the caller's CPU first, whatever the allocator's policy is.
+#define PAGEMILL_POLICY_LOCAL 4
+
+// The pages are committed before they are delivered: the first access to a page does not fault.
+#define PAGEMILL_BULK_POPULATED 1
+
+// May reclaim and wait. Not in a signal handler.
+#define PAGEMILL_GFP_KERNEL 112
+
+// As `PAGEMILL_GFP_KERNEL`, but its reclaim calls no shrinker that does I/O.
+#define PAGEMILL_GFP_NOIO 16
+
+// As `PAGEMILL_GFP_KERNEL`, but its reclaim calls no shrinker that enters a file system.
+#define PAGEMILL_GFP_NOFS 48
+
+// Neither waits nor reclaims.
+#define PAGEMILL_GFP_NOWAIT 0
+
+// `PAGEMILL_GFP_NOWAIT` with access to part of the reserve.
+#define PAGEMILL_GFP_ATOMIC 8
+
+// Modifier: place among pages that can be moved.
+#define PAGEMILL_GFP_MOVABLE 1
+
+// Modifier: place among pages that reclaim can give back.
+#define PAGEMILL_GFP_RECLAIMABLE 2
+
+// Modifier: the memory comes zeroed.
+#define PAGEMILL_GFP_ZERO 4
+
+// Modifier: from memory with device addresses below 4 GiB.
+#define PAGEMILL_GFP_DMA32 256
+
+// Modifier: from this node or not at all.
+#define PAGEMILL_GFP_THISNODE 512
+
+// Modifier: one round of reclaim, then give up.
+#define PAGEMILL_GFP_NORETRY 1024
+
+// Modifier: try hard, but give up. A bulk request then tries for all its pages.
+#define PAGEMILL_GFP_RETRY_MAYFAIL 2048
+
+// Modifier: never give up. Not with `PAGEMILL_GFP_NOWAIT` and `PAGEMILL_GFP_ATOMIC`.
+#define PAGEMILL_GFP_NOFAIL 4096
+
+// Modifier: accepted, and changes nothing.
+#define PAGEMILL_GFP_NOWARN 8192
+
+// Modifier: charge the request's account, which must be named.
+#define PAGEMILL_GFP_ACCOUNT 16384
+
+// The size of a page in bytes, to which each page is aligned.
+#define PAGEMILL_PAGE_SIZE 4096
+
+// The largest order of a block: 1 GiB.
+#define PAGEMILL_ORDER_MAX 18
+
+// What a call returns: 0, or what is wrong. `pagemill_strerror` has a sentence for each.
+//
+// The hundreds tell the kinds apart. 1xx: no memory now; try later, ask for less, or free some. 2xx: the arguments are wrong, and
+// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator cannot be made or changed as asked. A later version
+// may add values.
+//
+enum pagemill_error {
+  // It worked.
+  PAGEMILL_ERROR_NONE = 0,
+  // There are no more pages.
+  PAGEMILL_ERROR_EXHAUSTED = 100,
+  // Free memory is below the watermark for the request's flags.
+  PAGEMILL_ERROR_BELOW_MARK = 101,
+  // No node that the request names is allowed, or has memory.
+  PAGEMILL_ERROR_NOT_ALLOWED = 102,
+  // The request's account has no more.
+  PAGEMILL_ERROR_ACCOUNT = 103,
+  // A shrinker asked, with flags that reclaim.
+  PAGEMILL_ERROR_RECLAIMING = 104,
+  // The request was cancelled.
+  PAGEMILL_ERROR_CANCELLED = 105,
+  // No memory was freed before the request's timeout.
+  PAGEMILL_ERROR_TIMED_OUT = 106,
+  // An injected fault made the request fail.
+  PAGEMILL_ERROR_FAULT = 107,
+  // The system does not commit the pages.
+  PAGEMILL_ERROR_UNCOMMITTED = 108,
+  // A null pointer, or a `size` that no version of the structure has.
+  PAGEMILL_ERROR_ARGUMENT = 200,
+  // A handle that is closed, or of another type.
+  PAGEMILL_ERROR_HANDLE = 201,
+  // Flags that there are not, that contradict each other, or that this allocator does not support.
+  PAGEMILL_ERROR_FLAGS = 202,
+  // An order above 18.
+  PAGEMILL_ERROR_ORDER = 203,
+  // A count that is negative, above INT_MAX, or below the least number of the same request.
+  PAGEMILL_ERROR_COUNT = 204,
+  // A request that the allocator could not serve if all its pages were free.
+  PAGEMILL_ERROR_TOO_MANY = 205,
+  // The flag `PAGEMILL_GFP_ACCOUNT` without an account.
+  PAGEMILL_ERROR_NO_ACCOUNT = 206,
+  // Nodes, or a policy, that there are not.
+  PAGEMILL_ERROR_NODE = 207,
+  // A list has blocks of one order.
+  PAGEMILL_ERROR_LIST_ORDER = 208,
+  // A request that must have a number, in the callback form.
+  PAGEMILL_ERROR_LEAST = 209,
+  // The name of a counter that there is not.
+  PAGEMILL_ERROR_NAME = 210,
+  // Another value that no request can have.
+  PAGEMILL_ERROR_INVALID = 299,
+  // The block is free already.
+  PAGEMILL_ERROR_DOUBLE_FREE = 300,
+  // Pagemill did not hand out this pointer.
+  PAGEMILL_ERROR_FOREIGN = 301,
+  // The block was handed out with another order.
+  PAGEMILL_ERROR_WRONG_ORDER = 302,
+  // The pointer is not that of a page.
+  PAGEMILL_ERROR_UNALIGNED = 303,
+  // The pointer lies inside a block, not at its start.
+  PAGEMILL_ERROR_INSIDE = 304,
+  // The page was freed twice before, and was put aside.
+  PAGEMILL_ERROR_QUARANTINED = 305,
+  // Another misuse.
+  PAGEMILL_ERROR_MISUSE = 399,
+  // The system refuses memory, a thread or a lock.
+  PAGEMILL_ERROR_SYSTEM = 400,
+  // An arena's size, alignment, watermarks or place cannot be.
+  PAGEMILL_ERROR_ARENA = 401,
+  // The backend does not work here, or there is none of this name.
+  PAGEMILL_ERROR_BACKEND = 402,
+  // A description of faults that cannot be read.
+  PAGEMILL_ERROR_FAULTS = 403,
+  // Pages are still handed out.
+  PAGEMILL_ERROR_IN_USE = 404,
+  // An invariant of Pagemill is broken: please report it.
+  PAGEMILL_ERROR_BROKEN = 405,
+};
+
+// A limit on pages, which requests that name it are charged to. The type is opaque.
+struct pagemill_account;
+
+// An allocator of pages. The type is opaque.
+//
+// Any thread may use an allocator, several at the same time. Pages keep their memory alive: a page is valid until it is freed,
+// also after its allocator was released.
+//
+// The child of a `fork` goes on with a copy of each allocator: what was handed out stays handed out, everything else is free there.
+// Memory of `PAGEMILL_MEMORY_MEMFD`, and shared memory that was brought, stays the parent's. A child that was made without the
+// C library's fork handlers (`_Fork`, `vfork`, a raw system call) must call nothing of this library until it execs.
+struct pagemill_allocator;
+
+// Ends the waits of requests that name it. The type is opaque.
+struct pagemill_cancel_token;
+
+// A list of blocks of one order. It owns its blocks, and no pointer to them is handed out: free them by way of the list, or take them
+// off. Its links lie outside the blocks. The type is opaque. One thread at a time may use a list.
+struct pagemill_list;
+
+// A piece of memory for an allocator to manage: an arena. Set `size` to `sizeof(struct pagemill_memory)`, `pages`, and
+// whatever else is not to be 0.
+struct pagemill_memory {
+  // The size of this structure, in bytes.
+  size_t size;
+  // How much, in pages of 4096 bytes.
+  size_t pages;
+  // One of `PAGEMILL_MEMORY_ANONYMOUS` to `PAGEMILL_MEMORY_BROUGHT`.
+  uint32_t kind;
+  // Any of `PAGEMILL_MEMORY_LOCKED` to `PAGEMILL_MEMORY_DMA32`.
+  uint32_t flags;
+  // The first byte of memory that is brought.
+  void *start;
+  // The NUMA node that it is on.
+  uint32_t node;
+  // Free pages below which only requests with access to reserves succeed.
+  uint32_t min;
+  // Free pages below which background reclaim wakes.
+  uint32_t low;
+  // Free pages at which background reclaim stops.
+  uint32_t high;
+  // Pages that are kept from requests that could use another kind of zone.
+  uint32_t lowmem_reserve;
+  // 0.
+  uint32_t reserved;
+};
+
+// What an allocator is to be like. Set `size` to `sizeof(struct pagemill_options)`, and whatever is not to be 0.
+struct pagemill_options {
+  // The size of this structure, in bytes.
+  size_t size;
+  // The arena's size, in pages of 4096 bytes, divided among the system's nodes. 0: half of the system's memory, as address
+  // space, unless `memory` is set.
+  size_t pages;
+  // An arena besides, or null.
+  const struct pagemill_memory *memory;
+  // One of `PAGEMILL_BACKEND_BEST` to `PAGEMILL_BACKEND_PORTABLE`.
+  uint32_t backend;
+  // `PAGEMILL_NO_HUGE_PAGES` and `PAGEMILL_BACKGROUND_RECLAIM`.
+  uint32_t flags;
+  // One of `PAGEMILL_POLICY_DEFAULT` to `PAGEMILL_POLICY_LOCAL`: the policy of requests that name none.
+  uint32_t policy;
+  // 0.
+  uint32_t reserved;
+  // The nodes of the policy, bit n for node n.
+  uint64_t policy_nodes;
+  // Whole free pageblocks go back to the system after they were free for so long, in milliseconds. 0: never.
+  uint64_t give_back_after_ms;
+  // Faults to inject, as in `"after=100,p=0.01,gfp=atomic,seed=7"`; null: those of `PAGEMILL_FAIL` in the environment.
+  const char *faults;
+  // Gets the words of an error, if it is not null: up to `message_size` bytes, with the 0 at the end.
+  char *message;
+  // The bytes at `message`.
+  size_t message_size;
+};
+
+// An arena, as `pagemill_arenas` describes it.
+struct pagemill_arena {
+  // Its first byte.
+  void *start;
+  // Its size, in pages of 4096 bytes.
+  size_t pages;
+  // The NUMA node that it is on.
+  uint32_t node;
+  // Whether it serves `PAGEMILL_GFP_DMA32`.
+  uint32_t is_dma32;
+};
+
+// A bulk request. `pagemill_bulk_up_to`, `pagemill_bulk_at_least` and `pagemill_bulk_exact` make one; set the other fields as you like.
+struct pagemill_bulk {
+  // The size of this structure, in bytes.
+  size_t size;
+  // The number of blocks without which the request fails, and delivers nothing. In the array form occupied slots count. 0: it
+  // delivers what it gets, and fewer than `most` are no error.
+  int64_t least;
+  // The number of blocks that it asks for; in the array form, of slots that it looks at.
+  int64_t most;
+  // Flags: `PAGEMILL_GFP_KERNEL` and so on. 0 is `PAGEMILL_GFP_NOWAIT`.
+  uint32_t gfp;
+  // Each block has 2^order pages.
+  uint32_t order;
+  // The nodes that it may take memory of, bit n for node n. 0: all.
+  uint64_t nodes;
+  // The nodes of the policy.
+  uint64_t policy_nodes;
+  // One of `PAGEMILL_POLICY_DEFAULT` to `PAGEMILL_POLICY_LOCAL`.
+  uint32_t policy;
+  // `PAGEMILL_BULK_POPULATED`.
+  uint32_t flags;
+  // How long a request that may wait does so, in nanoseconds. 0: without a limit of its own.
+  uint64_t timeout_ns;
+  // Ends its wait, or null.
+  const struct pagemill_cancel_token *cancel;
+  // Is charged for its pages, or null.
+  const struct pagemill_account *account;
+};
+
+// The result of the array form, over the array's first n slots.
+struct pagemill_filled {
+  // Slots that this call filled.
+  size_t added;
+  // Slots that are occupied now.
+  size_t occupied;
+  // The first empty slot; n if there is none. All slots before it are occupied.
+  size_t first_hole;
+  // How many slots are empty.
+  size_t missing;
+  // Why: one of the errors 1xx, or 0 if none is empty.
+  int why;
+};
+
+// The result of the list, callback and runs forms.
+struct pagemill_delivered {
+  // Blocks delivered by this call.
+  size_t blocks;
+  // How many are missing.
+  size_t missing;
+  // Why: one of the errors 1xx, or 0 if none is missing.
+  int why;
+};
+
+// Contiguous blocks.
+struct pagemill_run {
+  // The first block's address.
+  void *start;
+  // How many blocks.
+  size_t blocks;
+};
+
+// A misuse, as the hook of `pagemill_on_misuse` gets it.
+struct pagemill_misuse {
+  // What is wrong: one of the errors 3xx.
+  enum pagemill_error error;
+  // The pointer that was refused.
+  void *pointer;
+};
+
+// All pages of an allocator at rest, counted by state.
+struct pagemill_census {
+  // All pages.
+  size_t managed;
+  // Free in a zone.
+  size_t free;
+  // On per-CPU lists and in depots.
+  size_t listed;
+  // Handed out.
+  size_t handed_out;
+  // Put aside for good, because they had two owners at once.
+  size_t quarantined;
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Makes an allocator, by options or, if they are null, with half of the system's memory as address space. `*allocator` gets the
+// handle, or null. It must be released or closed.
+//
+// Errors: 2xx for options that cannot be, 4xx for what the system refuses. `options->message` gets the details.
+//
+// Threads: any. Signal handlers: no. It may wait for locks.
+enum pagemill_error pagemill_allocator_create(const struct pagemill_options *options,
+                                              struct pagemill_allocator **allocator);
+
+// The allocator of the whole process, made on the first call: half of the system's memory as address space, committed as it is
+// touched. Every caller gets the same handle, which cannot be closed. Null if the system refuses even that.
+//
+// Threads: any. Signal handlers: no, but for a call that is not the first.
+struct pagemill_allocator *pagemill_allocator_global(void);
+
+// Lets an allocator go. Its pages stay valid; each arena is unmapped when its last page is freed.
+//
+// Errors: `PAGEMILL_ERROR_HANDLE` for a handle that is closed already, and for the one of `pagemill_allocator_global`.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no. It may wait for locks.
+enum pagemill_error pagemill_allocator_release(struct pagemill_allocator *allocator);
+
+// Closes an allocator of which no page is handed out, and unmaps its memory. `*pages_out`, unless the pointer is null, gets the
+// number of pages that are handed out.
+//
+// Errors: `PAGEMILL_ERROR_IN_USE` if there are any; nothing has changed then. `PAGEMILL_ERROR_HANDLE` as for
+// `pagemill_allocator_release`.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no. It may wait for locks.
+enum pagemill_error pagemill_allocator_close(struct pagemill_allocator *allocator,
+                                             size_t *pages_out);
+
+// Adds an arena to an allocator.
+//
+// Errors: as for `pagemill_allocator_create`.
+//
+// Threads: any. Signal handlers: no. It may wait for locks.
+enum pagemill_error pagemill_add_memory(struct pagemill_allocator *allocator,
+                                        const struct pagemill_memory *memory);
+
+// Describes the allocator's arenas, in the order in which they were added: the first `n` of them at `arenas`. Returns how many there are, or
+// 0 for no open handle. An arena never moves: register it with a device once.
+//
+// Threads: any. Signal handlers: no. It allocates memory with malloc.
+size_t pagemill_arenas(const struct pagemill_allocator *allocator,
+                       struct pagemill_arena *arenas,
+                       size_t n);
+
+// Moves the pages of all CPUs' lists to the zones. Returns how many; 0 for no open handle.
+//
+// Threads: any. Signal handlers: no. It may wait for locks.
+size_t pagemill_drain(struct pagemill_allocator *allocator);
+
+// Gives free memory back to the system. Returns how many pages; 0 for no open handle.
+//
+// Threads: any. Signal handlers: no. It may wait for locks.
+size_t pagemill_give_back(struct pagemill_allocator *allocator);
+
+// Whether restartable sequences work on this system: 1 or 0.
+//
+// Threads: any. Signal handlers: no.
+int pagemill_has_rseq(void);
+
+// Fills the null slots among the first n of an array, in ascending order (the array form). n is `request->most`. Slots that are not
+// null are occupied; what they point to is not looked at. Slots from n on are neither read nor written. Free the blocks with
+// `pagemill_free_pages_bulk` or singly.
+//
+// `filled` may be null. If the request is refused, all its fields are 0.
+//
+// Errors: 1xx if the request did not get its least number, 2xx if an argument is wrong. The array is then as it was. A count that
+// is negative or above INT_MAX is PAGEMILL_ERROR_COUNT, and warned of once on standard error.
+//
+// Threads: any; nobody else may use the array meanwhile. Signal handlers: yes for order 0, with `PAGEMILL_GFP_NOWAIT` or
+// `PAGEMILL_GFP_ATOMIC` and a valid count.
+enum pagemill_error pagemill_alloc_pages_bulk_array(struct pagemill_allocator *allocator,
+                                                    const struct pagemill_bulk *request,
+                                                    void **slots,
+                                                    struct pagemill_filled *filled);
+
+// Fills an array that is known to be empty, without reading it: as `pagemill_alloc_pages_bulk_array`, but the first n slots may hold
+// anything before. Slots that get no block become null, also if the request fails.
+//
+// Errors, threads and signal handlers: as for `pagemill_alloc_pages_bulk_array`.
+enum pagemill_error pagemill_alloc_pages_bulk_array_fresh(struct pagemill_allocator *allocator,
+                                                          const struct pagemill_bulk *request,
+                                                          void **slots,
+                                                          struct pagemill_filled *filled);
+
+// Adds blocks to the tail of a list, which may have some already (the list form).
+//
+// `delivered` may be null. If the request is refused, all its fields are 0.
+//
+// Errors: as for `pagemill_alloc_pages_bulk_array`; `PAGEMILL_ERROR_LIST_ORDER` if the list has blocks of another order. The list
+// is then as it was.
+//
+// Threads: any; nobody else may use the list meanwhile. Signal handlers: as for `pagemill_alloc_pages_bulk_array`.
+enum pagemill_error pagemill_alloc_pages_bulk_list(struct pagemill_allocator *allocator,
+                                                   const struct pagemill_bulk *request,
+                                                   struct pagemill_list *list,
+                                                   struct pagemill_delivered *delivered);
+
+// Hands each block to `each`, which owns it from then on (the callback form). `user` is passed through. The function may allocate and
+// free. It must return: no exception, no longjmp.
+//
+// `delivered` may be null. If the request is refused, all its fields are 0.
+//
+// Errors: 2xx if an argument is wrong, `PAGEMILL_ERROR_LEAST` if `request->least` is not 0. `each` was then not called.
+//
+// Threads: any. Signal handlers: as for `pagemill_alloc_pages_bulk_array`, if `each` may be called there.
+enum pagemill_error pagemill_alloc_pages_bulk_callback(struct pagemill_allocator *allocator,
+                                                       const struct pagemill_bulk *request,
+                                                       void (*each)(void *block, void *user),
+                                                       void *user,
+                                                       struct pagemill_delivered *delivered);
+
+// Delivers contiguous runs, neighbouring blocks merged, as an I/O vector wants them (the runs form). `runs` has room for `request->most`
+// runs: it may be that no two blocks are neighbours. `*n_runs` gets their number. Free them with `pagemill_free_run`, or each block on its own.
+//
+// `delivered` may be null. If the request is refused, all its fields are 0.
+//
+// Errors: as for `pagemill_alloc_pages_bulk_array`; `*n_runs` is then 0.
+//
+// Threads: any. Signal handlers: no. It allocates memory with malloc, and a process without any ends.
+enum pagemill_error pagemill_alloc_pages_bulk_runs(struct pagemill_allocator *allocator,
+                                                   const struct pagemill_bulk *request,
+                                                   struct pagemill_run *runs,
+                                                   size_t *n_runs,
+                                                   struct pagemill_delivered *delivered);
+
+// Frees the blocks of an array's first n slots, all of one order and of whichever allocators. Empties the slots of the blocks that
+// it frees, and passes over null slots. `*freed`, unless the pointer is null, gets their number.
+//
+// Errors: 3xx if it refused some, the first one's: their slots are as they were, all others are freed. `PAGEMILL_ERROR_COUNT` for a number
+// that is negative or above INT_MAX, `PAGEMILL_ERROR_ORDER` for an order above 18.
+//
+// Threads: any; nobody else may use the array meanwhile. Signal handlers: yes for order 0.
+enum pagemill_error pagemill_free_pages_bulk(void **slots,
+                                             int64_t n,
+                                             uint32_t order,
+                                             size_t *freed);
+
+// Makes a cancel. Null is never returned.
+//
+// Threads: any. Signal handlers: no.
+struct pagemill_cancel_token *pagemill_cancel_create(void);
+
+// Ends the waits that are under way with it, and all later ones as they begin. Their requests deliver what they have, or fail.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_cancel(const struct pagemill_cancel_token *cancel);
+
+// Frees a cancel that no request uses.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_cancel_destroy(struct pagemill_cancel_token *cancel);
+
+// Makes an account with a limit, in pages. Null is never returned.
+//
+// Threads: any. Signal handlers: no.
+struct pagemill_account *pagemill_account_create(size_t limit);
+
+// How many pages are charged now; 0 for no open handle.
+//
+// Threads: any. Signal handlers: yes.
+size_t pagemill_account_charged(const struct pagemill_account *account);
+
+// Takes pages off the charge, but never below 0. Freeing pages does not: any thread may free, and none knows the account.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any. Signal handlers: yes.
+enum pagemill_error pagemill_account_uncharge(const struct pagemill_account *account,
+                                              size_t pages);
+
+// Frees an account that no request uses.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_account_destroy(struct pagemill_account *account);
+
+// A sentence for an error. It lives for ever. A number that is no error has a sentence too.
+//
+// Threads: any. Signal handlers: yes.
+const char *pagemill_strerror(int error);
+
+// Makes an empty list. Null is never returned.
+//
+// Threads: any. Signal handlers: no.
+struct pagemill_list *pagemill_list_create(void);
+
+// Frees a list and all blocks on it.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_list_destroy(struct pagemill_list *list);
+
+// The number of blocks on it; 0 for no open handle.
+//
+// Threads: any. Signal handlers: yes.
+size_t pagemill_list_length(const struct pagemill_list *list);
+
+// Takes the block at the head off the list. Its order is that of the request that put it there. Null if the list is empty, or for no open
+// handle.
+//
+// Threads: any. Signal handlers: yes.
+void *pagemill_list_pop(struct pagemill_list *list);
+
+// Puts a block at the tail of a list, which owns it from then on.
+//
+// Errors: 3xx as for `pagemill_free_pages`, `PAGEMILL_ERROR_LIST_ORDER` if the list has blocks of another order. The block stays the
+// caller's then.
+//
+// Threads: any. Signal handlers: yes for order 0.
+enum pagemill_error pagemill_list_push(struct pagemill_list *list,
+                                       void *block,
+                                       uint32_t order);
+
+// Moves all blocks of `other` to the tail of `list`, in constant time.
+//
+// Errors: 2xx for no open handle, or twice the same, `PAGEMILL_ERROR_LIST_ORDER` if both have blocks, of different orders. Nothing has
+// changed then.
+//
+// Threads: any. Signal handlers: yes.
+enum pagemill_error pagemill_list_append(struct pagemill_list *list,
+                                         struct pagemill_list *other);
+
+// Frees all blocks on a list, in bulk. Returns how many; 0 for no open handle.
+//
+// Threads: any. Signal handlers: yes for order 0.
+size_t pagemill_list_clear(struct pagemill_list *list);
+
+// Allocates one page. Null if there is none, or if an argument is wrong: `pagemill_alloc_pages` with order 0 says which.
+//
+// The contents are unspecified unless `gfp` has `PAGEMILL_GFP_ZERO`.
+//
+// Threads: any. Signal handlers: yes, with `PAGEMILL_GFP_NOWAIT` or `PAGEMILL_GFP_ATOMIC`. errno stays as it is.
+void *pagemill_alloc_page(struct pagemill_allocator *allocator,
+                          uint32_t gfp);
+
+// Frees one page, of whichever allocator.
+//
+// Errors: 3xx for any pointer that is not that of a page which is handed out: null, freed already, never handed out, inside a
+// block, on a list. It changes nothing then. A pointer to a page that was handed out again since is not told from the new owner's.
+//
+// Threads: any, also not the one that allocated it. Signal handlers: yes. errno stays as it is.
+enum pagemill_error pagemill_free_page(void *page);
+
+// Allocates a block of 2^order pages, aligned to its size. `*block` gets its address, or null.
+//
+// Errors: 1xx if there is none, 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: yes for order 0, with `PAGEMILL_GFP_NOWAIT` or `PAGEMILL_GFP_ATOMIC`.
+enum pagemill_error pagemill_alloc_pages(struct pagemill_allocator *allocator,
+                                         uint32_t gfp,
+                                         uint32_t order,
+                                         void **block);
+
+// Frees a block of 2^order pages.
+//
+// Errors: as for `pagemill_free_page`, and `PAGEMILL_ERROR_WRONG_ORDER`. `PAGEMILL_ERROR_ORDER` for an order above 18.
+//
+// Threads: any. Signal handlers: yes for order 0.
+enum pagemill_error pagemill_free_pages(void *block,
+                                        uint32_t order);
+
+// Turns a block of 2^order pages into pages, each of which is freed on its own.
+//
+// Errors: as for `pagemill_free_pages`.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_split(void *block, uint32_t order);
+
+// Allocates `pages` contiguous pages, any number of them. `*run` gets the first one's address, or null. Free them with
+// `pagemill_free_run`, or each as a page.
+//
+// Errors: as for `pagemill_alloc_pages`.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_alloc_contig(struct pagemill_allocator *allocator,
+                                          uint32_t gfp,
+                                          size_t pages,
+                                          void **run);
+
+// Frees contiguous blocks of 2^order pages each, as `pagemill_alloc_contig` (order 0) and the runs form deliver them. `*freed`,
+// unless the pointer is null, gets the number of blocks that were freed.
+//
+// Errors: 3xx if some of them are not handed out, the first one's. The others are freed, up to 64 in a row that are not: a number
+// of blocks that is wrong is not tried to its end.
+//
+// Threads: any. Signal handlers: yes for order 0.
+enum pagemill_error pagemill_free_run(void *run,
+                                      size_t blocks,
+                                      uint32_t order,
+                                      size_t *freed);
+
+// Sets a function that is called at each detected misuse, besides the error of the call that found it; null for none. It may run
+// in the middle of a request and in a signal handler, so it must do only what a signal handler may.
+//
+// Threads: any. Signal handlers: yes.
+void pagemill_on_misuse(void (*hook)(const struct pagemill_misuse *report));
+
+// Reads a counter by its name: `free`, `allocated`, `freed`, `misused` and so on. Sums over CPUs are exact at rest, and close while other
+// threads work.
+//
+// Errors: `PAGEMILL_ERROR_NAME` if there is no such counter.
+//
+// Threads: any; it takes no lock. Signal handlers: no.
+enum pagemill_error pagemill_stat(const struct pagemill_allocator *allocator,
+                                  const char *name,
+                                  uint64_t *value);
+
+// The name of counter `at`, counted from 0: up to `size` bytes of it at `name`, with the 0 at the end. Returns the name's length, as
+// `snprintf` does, and 0 beyond the last counter. A later version may have more counters, in another order.
+//
+// Threads: any. Signal handlers: yes.
+size_t pagemill_stat_name(size_t at,
+                          char *name,
+                          size_t size);
+
+// The counters in the format of `/proc/vmstat`: up to `size` bytes at `text`, with the 0 at the end. Returns the whole length, as
+// `snprintf` does; 0 for no open handle.
+//
+// Threads: any. Signal handlers: no.
+size_t pagemill_vmstat(const struct pagemill_allocator *allocator,
+                       char *text,
+                       size_t size);
+
+// Walks every page of an allocator that nobody uses meanwhile, and checks that each is in exactly one place.
+//
+// Errors: `PAGEMILL_ERROR_BROKEN` if one is not; while other threads allocate or free, this proves nothing.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_validate(const struct pagemill_allocator *allocator,
+                                      struct pagemill_census *census);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* PAGEMILL_H */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A request for up to n pages, which fails and delivers nothing if it gets fewer than k. Set its other fields as you like. */
+static inline struct pagemill_bulk pagemill_bulk_at_least(int64_t k, int64_t n, uint32_t gfp) {
+    struct pagemill_bulk request = {sizeof(struct pagemill_bulk), k, n, gfp, 0, 0, 0, 0, 0, 0, NULL, NULL};
+    return request;
+}
+
+/* A request for up to n pages; fewer are no error. */
+static inline struct pagemill_bulk pagemill_bulk_up_to(int64_t n, uint32_t gfp) {
+    return pagemill_bulk_at_least(0, n, gfp);
+}
+
+/* A request for n pages, or none. */
+static inline struct pagemill_bulk pagemill_bulk_exact(int64_t n, uint32_t gfp) {
+    return pagemill_bulk_at_least(n, n, gfp);
+}
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,36 @@
+//! The library for C: `cargo xtask install`, and the step `header`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::builds::BUILD_LIMIT;
+use crate::shell::Shell;
+use crate::tally::Tally;
+
+#[path = "../../crates/pagemill-capi/install.rs"]
+mod libraries;
+
+const FOLDER: &str = "crates/pagemill-capi";
+
+/// Builds the library as its users do, and installs it.
+pub(crate) fn install(prefix: &Path) -> Result<bool> {
+    let shell = Shell::new(false)?;
+    // The commands run in the repository's root; the user may be elsewhere.
+    let prefix = std::path::absolute(prefix).with_context(|| prefix.display().to_string())?;
+    shell.cargo("build --locked --release -p pagemill-capi").limit(BUILD_LIMIT).run("install")?.expect_ok()?;
+    let archive = shell.target.join("release/libpagemill_capi.a");
+    libraries::install(&archive, &shell.root.join(FOLDER), env!("CARGO_PKG_VERSION"), &prefix)?;
+    println!("pagemill.h, libpagemill.so and libpagemill.a are below {}", prefix.display());
+    Ok(true)
+}
+
+/// Compares pagemill.h with what cbindgen makes of the crate.
+pub(crate) fn header(shell: &Shell) -> Result<Tally> {
+    let header = shell.command("cbindgen").current_dir(shell.root.join(FOLDER));
+    let header = header.args(["--quiet", "--verify", "--output", "include/pagemill.h"]).run("header")?;
+    header
+        .expect_ok()
+        .context("pagemill.h is not that of the crate: run `cbindgen -o include/pagemill.h` in its folder")?;
+    Ok(Tally::pass("pagemill.h is what cbindgen writes"))
+}
