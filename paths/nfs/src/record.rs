@@ -100,6 +100,23 @@ fn write_data(reader: &mut Reader<'_>) -> Result<usize, Garbage> {
     Ok(reader.u32()? as usize)
 }
 
+/// Program, version and procedure of a call; zeros if it is cut short.
+pub(crate) fn procedure(record: &[u8]) -> [u32; 3] {
+    let mut reader = Reader::new(record.get(12..24).unwrap_or(&[0; 12]));
+    [(); 3].map(|()| reader.u32().unwrap_or_default())
+}
+
+/// The most bytes of contents that a call asks for: the last word of those that read files and directories.
+pub(crate) fn asks(record: &[u8]) -> usize {
+    use nfs3::NFS_PROGRAM::{NFSPROC3_READ, NFSPROC3_READDIR, NFSPROC3_READDIRPLUS};
+    let [program, version, procedure] = procedure(record);
+    let reads = [NFSPROC3_READ, NFSPROC3_READDIR, NFSPROC3_READDIRPLUS].map(|reads| reads as u32);
+    if [program, version] != WRITE[..2] || !reads.contains(&procedure) {
+        return 0;
+    }
+    record.last_chunk().map_or(0, |&word| (u32::from_be_bytes(word) as usize).min(DATA_MAX))
+}
+
 /// A call as its header says.
 #[derive(Debug)]
 pub(crate) struct Header<'a> {

@@ -8,10 +8,13 @@
 //!
 //! # Invariants
 //! - S1 No thread waits for a peer: neither for the rest of a record, nor for a peer to take its replies.
-//! - S2 What a peer sends decides only about memory that is bounded: 16 KiB of a record, and pages by `room`.
+//! - S2 What a peer sends decides only about memory that is bounded: 16 KiB of a record, pages by `room`, and replies by
+//!   `connection`.
 //! - S3 A thread's array of pages is full before it waits for a connection.
-//! - S4 A thread takes one batch of a connection, and then waits for the next event: those behind it are served first.
-//! - S5 What may take long is done last of a batch, so no request waits for a COMMIT that came in the same packet.
+//! - S4 A thread takes one batch of a connection, and then waits for the next event: those behind it are served first. Of a batch
+//!   it answers slow requests last, so no quick one waits for a slow one.
+//! - S5 A peer that is slow keeps nothing for long: within a record, and in taking replies, it must make progress. If there are
+//!   as many connections as there may be, the newcomer gets the place of an idle one.
 //!
 //! # Locks
 //! Those of a `connection`; then those of `connections` and `room`, which are leaves, and that of `crew`, with which no other
@@ -63,8 +66,8 @@ const ACTIVE_MIN: usize = 2;
 
 /// Answers requests.
 pub(crate) trait Service: Send + Sync + 'static {
-    /// How long a request takes as a rule.
-    fn pace(&self, header: &Header<'_>) -> Pace;
+    /// How long a request takes as a rule, by its program, version and procedure.
+    fn pace(&self, procedure: [u32; 3]) -> Pace;
 
     /// Called by several threads at a time, also for requests of one connection.
     fn answer(&self, call: &mut Call<'_>) -> Answer;
@@ -78,9 +81,9 @@ pub(crate) const CONNECTIONS: u32 = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) threads: usize,
-    /// More are refused.
+    /// A further one takes the place of an idle one, or is refused.
     pub(crate) connections: usize,
-    /// A connection is closed that is silent for so long within a record.
+    /// A connection is closed that makes no progress for so long, within a record or in taking replies.
     pub(crate) stalled_after: Duration,
     /// Pages that unfinished WRITEs may keep. At least as many as the largest WRITE has.
     pub(crate) unfinished_pages: usize,
@@ -120,10 +123,11 @@ impl Server {
         service: Arc<impl Service>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
+        let largest = record::DATA_MAX.div_ceil(pagemill::PAGE_SIZE);
         let hub = Arc::new(Hub {
             poller: Arc::new(Poller::new()?),
             connections: Connections::default(),
-            room: Arc::new(Room::new(settings.unfinished_pages.max(room::LARGEST))),
+            room: Arc::new(Room::new(settings.unfinished_pages.max(largest))),
             counters: Counters::default(),
             settings,
             stop: Cancel::new(),
@@ -207,6 +211,11 @@ impl Thread {
                         connection.has_room_to_send(&self.hub);
                     }
                 }
+                Event::Left(token) => {
+                    if let Some(connection) = self.hub.connections.get(token) {
+                        connection.has_left(&self.hub);
+                    }
+                }
                 Event::Input(token) => {
                     if let Some(connection) = self.hub.connections.get(token) {
                         self.serve(&connection);
@@ -227,13 +236,13 @@ impl Thread {
         let source = Source { array: &mut self.array, taken: &mut self.taken };
         connection.receive(&self.hub, &mut self.batch, source);
         let (bytes, mut requests) = (mem::take(&mut self.batch.bytes), mem::take(&mut self.batch.requests));
-        if requests.len() > 1 {
-            // S5
-            requests.sort_by_key(|request| self.is_slow(&bytes[request.record.clone()]));
-        }
+        let pace = |request: &Received| self.service.pace(record::procedure(&bytes[request.record.clone()]));
+        requests.sort_by_key(|request| pace(request) == Pace::Slow); // S4. The others keep their order.
         for request in requests.drain(..) {
+            let asks = request.asks;
             self.answer(connection, &bytes, request);
             self.replies.requests += 1;
+            self.replies.asked += asks;
         }
         if self.replies.requests > 0 {
             connection.send(&mut self.replies, &self.hub);
@@ -241,10 +250,6 @@ impl Thread {
         // Their capacity is used again.
         self.batch = Batch { bytes, requests };
         self.batch.bytes.clear();
-    }
-
-    fn is_slow(&self, record: &[u8]) -> bool {
-        record::header(record).is_ok_and(|header| self.service.pace(&header) == Pace::Slow)
     }
 
     fn answer(&mut self, connection: &Arc<Connection>, bytes: &[u8], request: Received) {
@@ -267,7 +272,6 @@ impl Thread {
     }
 
     fn call(&mut self, connection: &Arc<Connection>, header: Header<'_>, data: Option<Data>) -> Answer {
-        let pace = self.service.pace(&header);
         let (mut pages, len) = data.map_or_else(Default::default, |data| (data.pages, data.len));
         let mut call = Call {
             xid: header.xid,
@@ -279,6 +283,7 @@ impl Thread {
             args: header.args,
             payload: Payload { pages: &mut pages, len },
         };
+        let pace = self.service.pace([call.program, call.version, call.procedure]);
         if pace != Pace::Quick {
             self.leave();
         }

@@ -5,7 +5,6 @@ use nfs3_types::{mount, nfs3};
 use crate::call::{Answer, Call, Pace, Status};
 use crate::mount::Mounts;
 use crate::nfs::{self, Nfs};
-use crate::record::Header;
 use crate::reply_cache::{Lookup, ReplyCache};
 use crate::server::Service;
 
@@ -41,9 +40,9 @@ impl Programs {
 }
 
 impl Service for Programs {
-    fn pace(&self, header: &Header<'_>) -> Pace {
-        match (header.program, header.version) {
-            (nfs3::PROGRAM, nfs3::VERSION) => nfs::pace(header.procedure),
+    fn pace(&self, [program, version, procedure]: [u32; 3]) -> Pace {
+        match (program, version) {
+            (nfs3::PROGRAM, nfs3::VERSION) => nfs::pace(procedure),
             _ => Pace::Slow,
         }
     }

@@ -34,6 +34,7 @@ struct Closed {
     broken: u64,
     malformed: u64,
     stalled: u64,
+    idle: u64,
     at_the_end: u64,
 }
 
@@ -50,6 +51,7 @@ impl Report {
                 broken: server.closed(Why::Broken),
                 malformed: server.closed(Why::Malformed) + server.closed(Why::TooLong),
                 stalled: server.closed(Why::Stalled),
+                idle: server.closed(Why::Idle),
                 at_the_end: server.closed(Why::Stopped),
             },
             refused_clients: of(&server.refused_peers),
@@ -80,7 +82,8 @@ impl fmt::Display for Report {
         writeln!(f, "             {} connections over --max-connections", self.refused_connections)?;
         writeln!(f, "             {} requests: credential or port", self.denied)?;
         writeln!(f, "             {} requests: malformed", self.garbage)?;
-        writeln!(f, "closed       {} for malformed records, {} stalled", closed.malformed, closed.stalled)?;
+        let Closed { malformed, stalled, idle, .. } = closed;
+        writeln!(f, "closed       {malformed} for malformed records, {stalled} stalled, {idle} idle when others came")?;
         let PageCounts { refills, holes, pages, short_refills, sleeps, slept_ns } = arrays;
         writeln!(
             f,

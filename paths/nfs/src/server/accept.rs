@@ -1,4 +1,6 @@
 //! The thread that accepts connections, and ends those that have stalled.
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -68,12 +70,29 @@ fn accept_all(listener: &TcpListener, hub: &Hub, allows: &Allows) -> io::Result<
     Ok(())
 }
 
+/// Closes an idle connection: of the addresses with idle connections, one of that with the most connections; and of those the
+/// one that has been idle the longest. So an address that opens many takes places from itself.
+fn close_idle(hub: &Hub) {
+    let all = hub.connections.all();
+    let mut counts = HashMap::<IpAddr, usize>::new();
+    all.iter().for_each(|connection| *counts.entry(connection.peer.ip()).or_default() += 1);
+    let idle = all.iter().filter_map(|connection| Some((connection, connection.idle_since()?)));
+    if let Some((connection, _)) =
+        idle.max_by_key(|(connection, since)| (counts[&connection.peer.ip()], Reverse(*since)))
+    {
+        connection.close(hub, Why::Idle);
+    }
+}
+
 fn add(hub: &Hub, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     // Replies go out as they are made; a peer may be gone already.
     let _ = socket.set_nodelay(true);
     // A peer that vanished while it was idle keeps its place for two hours, and not for good.
     let _ = set_socket_keepalive(&socket, true);
+    if hub.connections.len() >= hub.settings.connections {
+        close_idle(hub);
+    }
     let new = |token| Connection::new(token, socket, peer, hub);
     let Some(connection) = hub.connections.add(hub.settings.connections, new) else {
         hub.counters.refused_full.fetch_add(1, Relaxed);

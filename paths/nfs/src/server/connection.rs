@@ -6,16 +6,25 @@
 //! serve later requests of the same connection meanwhile, and replies may go out in another order: clients tell them apart by
 //! their `xid`.
 //!
-//! Reading goes on only while fewer than [`REQUESTS_MAX`] requests are in progress and fewer than [`REPLIES_MAX`] bytes of
-//! replies are unsent. The thread that brings both below their limits arms the socket again.
+//! Reading goes on only while fewer than [`REQUESTS_MAX`] requests are in progress, fewer than [`REPLIES_MAX`] bytes of
+//! replies are unsent, and fewer than [`ASKED_MAX`] bytes are unsent or asked for by requests in progress. The thread that
+//! brings all below their limits arms the socket again. So a connection binds less than `ASKED_MAX` of the cache's memory, and
+//! what one batch asks for: the calls in one buffer of [`BUFFER`].
+//!
+//! While a connection waits for room, its peer may leave: a thread is told so, and ends it if what came is not the rest of the
+//! WRITE.
 //!
 //! # Sending
 //! No thread waits for a peer that does not take its replies: they stay queued, and an event on a duplicate of the socket says
 //! when there is room.
 //!
+//! # Time
+//! Within a record, and while the socket takes no more replies, the peer must make [`PROGRESS`] in the time that a connection
+//! may be silent for. Otherwise the connection ends.
+//!
 //! # Locks
 //! `input` and `output` are never held together; neither is held while a procedure runs, and `output` not while the kernel
-//! sends. `granted` may be taken under `input`, also another connection's.
+//! sends. `granted` may be taken under `input`, also another connection's. Under `granted` only the lock of `room` is taken.
 use std::io::{self, ErrorKind};
 use std::mem;
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -28,7 +37,7 @@ use rustix::io::Errno;
 use super::clock::Clock;
 use super::counters::Why;
 use super::hub::Hub;
-use super::input::{Batch, Input, Source};
+use super::input::{Batch, Input, PROGRESS, Source};
 use super::lock;
 use super::output::{Output, Replies, Sent, send_some};
 use super::poller::{Event, Poller, Token};
@@ -38,6 +47,8 @@ use super::room::Reserved;
 pub(super) const REQUESTS_MAX: usize = 64;
 /// Reading stops at so many bytes of replies.
 pub(super) const REPLIES_MAX: usize = 4 << 20;
+/// Reading stops at so many bytes of replies and of what requests in progress ask for: sixteen of the largest READs.
+pub(super) const ASKED_MAX: usize = 16 << 20;
 /// A thread's buffer: many small requests, and little of a WRITE's data.
 pub(super) const BUFFER: usize = 1 << 10;
 /// A read that brings less than this ends the batch: the peer is slow, and the thread serves another connection.
@@ -56,11 +67,11 @@ pub(super) struct Connection {
     output: Mutex<Output>,
     /// Room that was granted while nobody had the connection.
     granted: Mutex<Option<Reserved>>,
-    /// The tick at which it has been silent for too long.
+    /// The tick at which a record has brought too little for too long.
     stalls_at: AtomicU64,
+    /// How many requests there were, of all connections, before its last ones.
+    used_at: AtomicU64,
     has_stalled: AtomicBool,
-    /// Nobody read it for a while, which does not count against the peer.
-    was_idle: AtomicBool,
     is_closed: AtomicBool,
 }
 
@@ -91,8 +102,8 @@ impl Connection {
             output: Mutex::default(),
             granted: Mutex::default(),
             stalls_at: AtomicU64::new(NEVER),
+            used_at: AtomicU64::new(hub.counters.requests.load(Relaxed)),
             has_stalled: AtomicBool::new(false),
-            was_idle: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
         }
     }
@@ -100,33 +111,29 @@ impl Connection {
     /// Takes what came to the batch, and lets others read on.
     pub(super) fn receive(self: &Arc<Self>, hub: &Hub, batch: &mut Batch, mut source: Source<'_>) {
         let mut input = lock(&self.input);
-        if self.was_idle.swap(false, Relaxed)
-            && let Some(data) = input.data.as_mut().filter(|data| data.reserved.is_some())
-        {
-            data.due = self.clock.stalls_at();
-        }
         let mut bytes = 0;
         let next = self.receive_some(&mut input, hub, batch, &mut source, &mut bytes);
         input.trim(&mut source);
         let is_within_record = input.is_within_record();
         match next {
             Next::More if !is_within_record => self.stalls_at.store(NEVER, Relaxed),
-            Next::More => {
-                let due = input.data.as_ref().map_or(NEVER, |data| data.due);
-                self.stalls_at.store(self.clock.stalls_at().min(due), Relaxed);
-            }
+            Next::More if input.has_progressed() => self.stalls_at.store(self.clock.stalls_at(), Relaxed),
             // It was stored before others could have the connection.
-            Next::Waits => {}
+            Next::More | Next::Waits => {}
             Next::Ended(_) => {
-                self.stalls_at.store(self.clock.stalls_at(), Relaxed);
+                self.stalls_at.store(NEVER, Relaxed);
                 *input = Input::default(); // Its pages are free at once.
             }
         }
         drop(input);
         hub.counters.received_bytes.fetch_add(bytes as u64, Relaxed);
-        hub.counters.requests.fetch_add(batch.requests.len() as u64, Relaxed);
+        let requests = hub.counters.requests.fetch_add(batch.requests.len() as u64, Relaxed);
+        if !batch.requests.is_empty() {
+            self.used_at.store(requests, Relaxed);
+        }
         let mut output = lock(&self.output);
         output.in_progress += batch.requests.len();
+        output.asked += batch.requests.iter().map(|request| request.asks).sum::<usize>();
         match next {
             Next::More if output.may_read() => {
                 drop(output);
@@ -134,9 +141,7 @@ impl Connection {
             }
             Next::More => {
                 // It waits for its requests, or for its peer to take replies.
-                let stalls_at = if output.is_blocked { self.clock.stalls_at() } else { NEVER };
-                self.stalls_at.store(stalls_at, Relaxed);
-                self.was_idle.store(true, Relaxed);
+                self.stalls_at.store(NEVER, Relaxed);
                 (output.is_input_idle, output.is_within_record) = (true, is_within_record);
             }
             Next::Waits => {}
@@ -204,23 +209,37 @@ impl Connection {
         if data.reserved.is_some() {
             return true;
         }
-        data.reserved = lock(&self.granted).take();
-        if data.reserved.is_none() {
-            self.stalls_at.store(NEVER, Relaxed);
-            data.reserved = hub.room.reserve(data.pages_needed(), self);
-        }
+        // Held until it waits as it should: a grant comes after that.
+        let mut granted = lock(&self.granted);
+        data.reserved = granted.take().or_else(|| hub.room.reserve(data.pages_needed(), self));
         if data.reserved.is_none() {
             hub.counters.waits_for_room.fetch_add(1, Relaxed);
-            return false;
+            self.stalls_at.store(NEVER, Relaxed);
+            self.poller.arm(&self.socket, Event::Left(self.token));
+            drop(granted);
+            if self.is_closed.load(Relaxed) {
+                hub.room.forget(self.token); // It may have been closed before it waited.
+            }
         }
-        data.due = self.clock.stalls_at();
-        true
+        data.reserved.is_some()
     }
     /// There is room now: somebody reads on.
     pub(super) fn grant(&self, reserved: Reserved) {
         *lock(&self.granted) = Some(reserved);
         self.stalls_at.store(self.clock.stalls_at(), Relaxed);
         self.arm_input();
+    }
+    /// The peer sends no more. If the connection still waits for room, and not all of the WRITE came, that is its end.
+    pub(super) fn has_left(&self, hub: &Hub) {
+        let input = lock(&self.input);
+        let missing = input.missing_without_room().filter(|_| lock(&self.granted).is_none());
+        let came = rustix::io::ioctl_fionread(&self.socket).unwrap_or(0);
+        if missing.is_none_or(|missing| came >= missing as u64) {
+            return;
+        }
+        drop(input);
+        lock(&self.output).ended = Some(Why::Broken);
+        self.close_if_done(hub);
     }
 
     fn arm_input(&self) {
@@ -232,6 +251,7 @@ impl Connection {
         let replies = mem::take(replies);
         let mut output = lock(&self.output);
         output.in_progress -= replies.requests;
+        output.asked -= replies.asked;
         if !self.is_closed.load(Relaxed) {
             output.queue.extend(replies.chunks);
             output.bytes += replies.bytes;
@@ -262,10 +282,11 @@ impl Connection {
                 Ok((count, how)) => {
                     hub.counters.sent_bytes.fetch_add(count as u64, Relaxed);
                     output.bytes -= count;
+                    output.taken += count;
                     if let Sent::Blocked = how {
                         output.is_blocked = true;
-                        if output.is_input_idle {
-                            self.stalls_at.store(self.clock.stalls_at(), Relaxed);
+                        if output.stalls_at.is_none() || output.taken >= PROGRESS {
+                            (output.stalls_at, output.taken) = (Some(self.clock.stalls_at()), 0);
                         }
                         if self.arm_output(&mut output).is_err() {
                             // Without a descriptor it cannot be told when there is room. The peer may connect again.
@@ -273,16 +294,15 @@ impl Connection {
                             return self.close(hub, Why::Broken);
                         }
                     }
-                    let waits = output.ended.is_some() || output.is_input_idle;
-                    if waits && count > 0 {
-                        self.stalls_at.store(self.clock.stalls_at(), Relaxed);
-                    }
                 }
                 Err(_) => {
                     drop(output);
                     return self.close(hub, Why::Broken);
                 }
             }
+        }
+        if output.queue.is_empty() && !output.is_sending {
+            output.stalls_at = None;
         }
         if output.is_input_idle && output.may_read() {
             output.is_input_idle = false;
@@ -334,7 +354,15 @@ impl Connection {
         drop(queue);
         // The table's handle may be the last one but this thread's; the descriptor is closed with that.
         let _ = self.socket.shutdown(Shutdown::Both);
+        hub.room.forget(self.token);
         hub.connections.remove(self.token);
+    }
+    /// If nothing is received, answered or sent: when it was last used, in requests.
+    pub(super) fn idle_since(&self) -> Option<u64> {
+        let is_within_record = lock(&self.input).is_within_record();
+        let output = lock(&self.output);
+        let is_idle = !is_within_record && output.in_progress == 0 && output.queue.is_empty() && !output.is_sending;
+        is_idle.then(|| self.used_at.load(Relaxed))
     }
 
     #[cfg(test)]
@@ -342,16 +370,12 @@ impl Connection {
         lock(&self.output).is_blocked
     }
 
-    /// Ends it if it was silent for too long where it should not be. Whoever reads it then closes it.
+    /// Ends it if it was too slow. Whoever reads or sends then closes it.
     pub(super) fn end_if_stalled(&self, tick: u64, hub: &Hub) {
-        if tick < self.stalls_at.load(Relaxed) {
+        let stalls_at = lock(&self.output).stalls_at.unwrap_or(NEVER).min(self.stalls_at.load(Relaxed));
+        if tick < stalls_at {
             return;
         }
-        let output = lock(&self.output);
-        if output.ended.is_some() && !output.is_blocked {
-            return; // Its last requests are in progress.
-        }
-        drop(output);
         self.has_stalled.store(true, Relaxed);
         match self.socket.shutdown(Shutdown::Both) {
             Err(error) if error.kind() == ErrorKind::NotConnected => self.close(hub, Why::Stalled),
@@ -362,6 +386,7 @@ impl Connection {
 
 impl Output {
     fn may_read(&self) -> bool {
-        self.in_progress < REQUESTS_MAX && self.bytes < REPLIES_MAX && self.ended.is_none()
+        let is_free = self.in_progress < REQUESTS_MAX && self.bytes < REPLIES_MAX;
+        is_free && self.bytes + self.asked < ASKED_MAX && self.ended.is_none()
     }
 }

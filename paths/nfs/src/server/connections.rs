@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use super::connection::Connection;
 use super::poller::Token;
 
-const GENERATIONS: u32 = 1 << 31;
+const GENERATIONS: u32 = 1 << 30;
 
 #[derive(Default)]
 pub(super) struct Connections(RwLock<Slots>);
@@ -63,8 +63,7 @@ impl Connections {
     pub(super) fn all(&self) -> Vec<Arc<Connection>> {
         self.read(|slots| slots.all.iter().filter_map(|slot| slot.connection.clone()).collect())
     }
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.read(|slots| slots.all.iter().filter(|slot| slot.connection.is_some()).count())
+        self.read(|slots| slots.all.len() - slots.free.len())
     }
 }

@@ -12,8 +12,10 @@ pub(crate) enum Why {
     TooLong,
     /// What came is no call, or a record goes on after its end.
     Malformed,
-    /// It stopped within a record, or did not take its last replies, for too long.
+    /// It was too slow within a record, or to take its replies.
     Stalled,
+    /// It was idle, and a new connection needed its place.
+    Idle,
     /// The server stopped.
     Stopped,
 }
@@ -27,7 +29,7 @@ pub(crate) struct Counters {
     pub(crate) accepted: AtomicU64,
     /// Refused: the list of peers does not have them.
     pub(crate) refused_peers: AtomicU64,
-    /// Refused: there are too many.
+    /// Refused: there are too many, and none is idle.
     pub(crate) refused_full: AtomicU64,
     /// Pauses of accepting, because descriptors or memory lacked.
     pub(crate) accept_pauses: AtomicU64,

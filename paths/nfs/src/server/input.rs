@@ -24,6 +24,10 @@ const _: () = assert!(SLOTS > DATA_MAX / PAGE_SIZE + 1);
 /// a WRITE that they continue.
 const WRITE_MIN: usize = 64;
 
+/// A record that has begun must bring so many bytes, or its end, each time that a connection may be silent for: 4 KiB a second.
+/// Bytes that come one by one do not keep it alive.
+pub(super) const PROGRESS: usize = 128 << 10;
+
 /// So much of `head` is kept for the next record.
 const KEEP: usize = 1 << 10;
 
@@ -71,8 +75,6 @@ pub(super) struct Data {
     pub(super) len: usize,
     /// Room for its pages, unless all its data came at once.
     pub(super) reserved: Option<Reserved>,
-    /// The tick at which all of it must have come, once it has room.
-    pub(super) due: u64,
 }
 
 impl Data {
@@ -122,6 +124,8 @@ pub(super) struct Received {
     pub(super) data: Option<Data>,
     /// It is a WRITE that ends before its data, or lacks the padding.
     pub(super) is_cut: bool,
+    /// The most bytes that its reply may have, if they are many.
+    pub(super) asks: usize,
 }
 
 /// The requests that a thread received at once.
@@ -146,12 +150,27 @@ pub(super) struct Input {
     pub(super) data: Option<Data>,
     /// Bytes after the data: padding.
     after: usize,
+    /// It gets more time once so many bytes of the record came.
+    due: usize,
 }
 
 impl Input {
     /// Whether a record has begun.
     pub(super) fn is_within_record(&self) -> bool {
         self.mark_len > 0 || self.announced > 0
+    }
+    /// Whether a record has begun, or has brought [`PROGRESS`] since this was last so.
+    pub(super) fn has_progressed(&mut self) -> bool {
+        let came = self.announced - self.left;
+        let is_due = came >= self.due;
+        if is_due {
+            self.due = came + PROGRESS;
+        }
+        is_due
+    }
+    /// Bytes without which the WRITE that is being received cannot be finished, if it has no room.
+    pub(super) fn missing_without_room(&self) -> Option<usize> {
+        self.data.as_ref().filter(|data| data.reserved.is_none()).map(|data| data.len - data.got)
     }
     /// Data that can be received into pages: how many bytes come next, in this fragment.
     pub(super) fn direct(&self) -> usize {
@@ -188,8 +207,8 @@ impl Input {
             return Err(Why::TooLong);
         }
         (self.left, self.is_last) = (mark.len, mark.is_last);
-        // A record without a byte is no call.
-        if self.is_last && self.announced == 0 { Err(Why::Malformed) } else { Ok(()) }
+        // No call is without a byte, and no client begins one with a fragment without a byte.
+        if self.announced == 0 { Err(Why::Malformed) } else { Ok(()) }
     }
 
     fn take_of_record(&mut self, bytes: &[u8], source: &mut Source<'_>) -> Result<(), Why> {
@@ -209,7 +228,7 @@ impl Input {
                 Kind::Small => self.is_small = true,
                 Kind::Write { at, len } => {
                     let rest = self.head.split_off(at);
-                    self.data = Some(Data { pages: Vec::new(), got: 0, len, reserved: None, due: u64::MAX });
+                    self.data = Some(Data { pages: Vec::new(), got: 0, len, reserved: None });
                     return self.take_of_record(&rest, source);
                 }
             }
@@ -232,7 +251,8 @@ impl Input {
         if let Some(data) = &mut data {
             data.reserved = None; // It is the thread's now.
         }
-        batch.requests.push(Received { record: start..batch.bytes.len(), data, is_cut });
+        let asks = record::asks(&self.head);
+        batch.requests.push(Received { record: start..batch.bytes.len(), data, is_cut, asks });
         let mut head = mem::take(&mut self.head);
         head.clear();
         head.shrink_to(KEEP);
@@ -293,7 +313,7 @@ pub(crate) fn check_stream(stream: &[u8], array: &mut PageArray) {
             let mut source = Source { array, taken: &mut taken };
             ended = input.take(piece, &mut batch, &mut source).err();
             assert!(source.left() > 0 && input.head.len() <= SMALL_MAX);
-            for Received { record, data, is_cut } in batch.requests {
+            for Received { record, data, is_cut, .. } in batch.requests {
                 let data = data.map(|data| {
                     assert!(data.pages.len() == data.got.div_ceil(PAGE_SIZE) && data.got <= data.len);
                     let bytes: Vec<u8> = data.pages.iter().flatten().flat_map(|page| page.iter().copied()).collect();

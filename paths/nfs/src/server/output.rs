@@ -38,6 +38,8 @@ pub(super) struct Replies {
     pub(super) chunks: Vec<Chunk>,
     /// How many requests these replies finish, including those that get no reply.
     pub(super) requests: usize,
+    /// What those requests asked for.
+    pub(super) asked: usize,
     pub(super) bytes: usize,
 }
 
@@ -92,17 +94,23 @@ pub(super) struct Output {
     pub(super) bytes: usize,
     /// Requests that were received, and not answered yet.
     pub(super) in_progress: usize,
+    /// The bytes that these ask for.
+    pub(super) asked: usize,
     /// A thread sends, and will look at the queue again before it stops.
     pub(super) is_sending: bool,
     /// The socket had no room: an event will say when it has.
     pub(super) is_blocked: bool,
+    /// The tick at which it has taken too little for too long, if it did not take all.
+    pub(super) stalls_at: Option<u64>,
+    /// The bytes that it took since that was set.
+    pub(super) taken: usize,
     /// Nobody reads, until there are fewer requests or replies.
     pub(super) is_input_idle: bool,
     /// Then: whether a part of a record was read.
     pub(super) is_within_record: bool,
     /// Nothing will be received any more; the connection is closed once all is answered.
     pub(super) ended: Option<Why>,
-    /// The same socket, for events of room.
+    /// The same socket, for events of room to send.
     pub(super) duplicate: Option<OwnedFd>,
 }
 

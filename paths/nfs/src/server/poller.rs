@@ -12,7 +12,7 @@ use rustix::io::Errno;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Token {
     pub(super) slot: u32,
-    /// 31 bits: after two billion connections an old event may reach a new one, which it does not hurt.
+    /// 30 bits: after a billion connections an old event may reach a new one, which it does not hurt.
     pub(super) generation: u32,
 }
 
@@ -21,6 +21,8 @@ pub(super) struct Token {
 pub(super) enum Event {
     Input(Token),
     Output(Token),
+    /// The peer sends no more. Whoever gets this does not own the connection's input.
+    Left(Token),
     Stop,
 }
 
@@ -28,25 +30,28 @@ const STOP: u64 = u64::MAX;
 
 impl Event {
     fn to_data(self) -> EventData {
-        let data = |token: Token, side| u64::from(token.slot) << 32 | u64::from(token.generation << 1) | side;
+        let data = |token: Token, side| u64::from(token.slot) << 32 | u64::from(token.generation << 2) | side;
         EventData::new_u64(match self {
             Self::Input(token) => data(token, 0),
             Self::Output(token) => data(token, 1),
+            Self::Left(token) => data(token, 2),
             Self::Stop => STOP,
         })
     }
     fn new(data: u64) -> Self {
-        let token = Token { slot: (data >> 32) as u32, generation: data as u32 >> 1 };
-        match data {
-            STOP => Self::Stop,
-            _ if data & 1 == 0 => Self::Input(token),
-            _ => Self::Output(token),
+        let token = Token { slot: (data >> 32) as u32, generation: data as u32 >> 2 };
+        match data & 3 {
+            0 => Self::Input(token),
+            1 => Self::Output(token),
+            2 => Self::Left(token),
+            _ => Self::Stop,
         }
     }
     fn flags(self) -> EventFlags {
         match self {
             Self::Input(_) => EventFlags::IN | EventFlags::ONESHOT,
             Self::Output(_) => EventFlags::OUT | EventFlags::ONESHOT,
+            Self::Left(_) => EventFlags::RDHUP | EventFlags::ONESHOT,
             Self::Stop => EventFlags::IN,
         }
     }

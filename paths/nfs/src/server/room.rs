@@ -4,13 +4,14 @@
 //! # Invariants
 //! - R1 A WRITE reserves all its pages at once, before its second page. So one that has begun can be finished, and WRITEs
 //!   never wait for each other in a circle. The first page, at most one for each connection, is beyond the bound.
-//! - R2 No address has more than half of the room, or than the largest WRITE needs if that is more. A WRITE that has room must
-//!   come in whole within the time after which a silent connection stalls, so nobody keeps room for longer.
-//! - R3 Room is given in the order in which it was asked for, but for those whose address has its half: others go before them.
+//! - R2 Room is given in the order in which it was asked for, except that R3 lets others pass.
+//! - R3 When room is given, an address gets no more than stays free: it has at most half, and leaves the other half to others.
+//!   An address that has none gets what is free. So connections that hold room for long stop those of other addresses only if
+//!   they come from many addresses.
+//! - R4 A connection that is closed does not wait.
 //!
 //! # Lock
 //! The one lock here is a leaf: connections are dropped and armed after it is released.
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
 use std::net::IpAddr;
@@ -18,10 +19,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::connection::Connection;
 use super::lock;
-use crate::record::DATA_MAX;
-
-/// Pages of the largest WRITE.
-pub(super) const LARGEST: usize = DATA_MAX.div_ceil(pagemill::PAGE_SIZE);
+use super::poller::Token;
 
 #[derive(Debug)]
 pub(super) struct Room(Mutex<State>);
@@ -30,16 +28,15 @@ pub(super) struct Room(Mutex<State>);
 struct State {
     /// Pages that may still be reserved.
     free: usize,
-    /// The most that one address may have.
-    share: usize,
-    /// What each address has, unless it has nothing.
-    has: HashMap<IpAddr, usize>,
+    /// Those that are reserved, by address.
+    held: HashMap<IpAddr, usize>,
     waiting: VecDeque<Waiting>,
 }
 
 #[derive(Debug)]
 struct Waiting {
     connection: Weak<Connection>,
+    token: Token,
     peer: IpAddr,
     pages: usize,
 }
@@ -53,75 +50,83 @@ pub(super) struct Reserved {
 }
 
 impl State {
-    /// Whether this would be beyond the share of the address.
-    fn is_beyond_share(&self, peer: IpAddr, pages: usize) -> bool {
-        self.has.get(&peer).copied().unwrap_or(0) + pages > self.share
-    }
-    fn take(&mut self, peer: IpAddr, pages: usize) {
-        self.free -= pages;
-        *self.has.entry(peer).or_default() += pages;
-    }
-    fn put_back(&mut self, peer: IpAddr, pages: usize) {
-        self.free += pages;
-        if let Entry::Occupied(mut has) = self.has.entry(peer) {
-            *has.get_mut() -= pages;
-            if *has.get() == 0 {
-                has.remove();
+    /// The first one that may have room now.
+    fn first(&self) -> Option<usize> {
+        let mut passed = HashSet::new();
+        for (at, Waiting { peer, pages, .. }) in self.waiting.iter().enumerate() {
+            if passed.contains(peer) {
+                continue; // Those of one address keep their order.
             }
+            let held = self.held.get(peer).copied().unwrap_or(0);
+            if held + pages <= self.free {
+                return Some(at);
+            }
+            if *pages > self.free {
+                return None; // Smaller ones do not pass it.
+            }
+            passed.insert(*peer);
         }
+        None
+    }
+    fn give(&mut self, at: usize) -> Option<Waiting> {
+        let next = self.waiting.remove(at)?;
+        self.free -= next.pages;
+        *self.held.entry(next.peer).or_default() += next.pages;
+        Some(next)
     }
 }
 
 impl Room {
     pub(super) fn new(pages: usize) -> Self {
-        let share = (pages / 2).max(LARGEST);
-        Self(Mutex::new(State { free: pages, share, has: HashMap::new(), waiting: VecDeque::new() }))
+        Self(Mutex::new(State { free: pages, held: HashMap::new(), waiting: VecDeque::new() }))
     }
     /// Room for `pages`, or `None`: then the connection is granted the room and armed as soon as others leave it.
     pub(super) fn reserve(self: &Arc<Self>, pages: usize, connection: &Arc<Connection>) -> Option<Reserved> {
-        let peer = connection.peer.ip();
+        let (token, peer) = (connection.token, connection.peer.ip());
         let mut state = lock(&self.0);
-        // Those of its own address are first, and those who wait within their share.
-        let is_behind = state.waiting.iter().any(|it| it.peer == peer || !state.is_beyond_share(it.peer, it.pages));
-        if is_behind || state.free < pages || state.is_beyond_share(peer, pages) {
-            state.waiting.push_back(Waiting { connection: Arc::downgrade(connection), peer, pages });
+        let last = state.waiting.len();
+        state.waiting.push_back(Waiting { connection: Arc::downgrade(connection), token, peer, pages });
+        if state.first() != Some(last) {
             return None;
         }
-        state.take(peer, pages);
+        state.give(last)?;
         Some(Reserved { room: self.clone(), peer, pages })
     }
     fn leave(self: &Arc<Self>, peer: IpAddr, pages: usize) {
-        // The last handle of a connection gives room back itself, so none is dropped under the lock.
-        let (mut granted, mut kept, mut blocked) = (Vec::new(), Vec::new(), HashSet::new());
-        let mut state = lock(&self.0);
-        state.put_back(peer, pages);
-        let mut at = 0;
-        while let Some(&Waiting { ref connection, peer, pages }) = state.waiting.get(at) {
-            let is_beyond = blocked.contains(&peer) || state.is_beyond_share(peer, pages);
-            match connection.upgrade() {
-                Some(strong) if is_beyond => {
-                    kept.push(strong);
-                    blocked.insert(peer);
-                    at += 1;
+        self.change(|state| {
+            state.free += pages;
+            if let Some(held) = state.held.get_mut(&peer) {
+                *held -= pages;
+                if *held == 0 {
+                    state.held.remove(&peer);
                 }
-                Some(strong) if pages > state.free => {
-                    kept.push(strong);
-                    break;
-                }
-                Some(strong) => {
-                    state.waiting.remove(at);
-                    state.take(peer, pages);
-                    granted.push((strong, pages));
-                }
-                None => drop(state.waiting.remove(at)),
             }
+        });
+    }
+    /// A connection waits no more (R4).
+    pub(super) fn forget(self: &Arc<Self>, token: Token) {
+        self.change(|state| state.waiting.retain(|waiting| waiting.token != token));
+    }
+    /// Changes the state, and gives those that wait what there is then.
+    fn change(self: &Arc<Self>, change: impl FnOnce(&mut State)) {
+        let mut granted = Vec::new();
+        let mut state = lock(&self.0);
+        change(&mut state);
+        while let Some(next) = state.first().and_then(|at| state.give(at)) {
+            let reserved = Reserved { room: self.clone(), peer: next.peer, pages: next.pages };
+            granted.push((next.connection, reserved));
         }
         drop(state);
-        drop(kept);
-        for (connection, pages) in granted {
-            let peer = connection.peer.ip();
-            connection.grant(Reserved { room: self.clone(), peer, pages });
+        for (connection, reserved) in granted {
+            // One that is gone gives its room back by this.
+            if let Some(connection) = connection.upgrade() {
+                connection.grant(reserved);
+            }
         }
+    }
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        lock(&self.0).waiting.len()
     }
     #[cfg(test)]
     pub(super) fn free(&self) -> usize {
@@ -131,6 +136,7 @@ impl Room {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        self.room.leave(self.peer, mem::take(&mut self.pages));
+        let pages = mem::take(&mut self.pages);
+        self.room.leave(self.peer, pages);
     }
 }

@@ -1,20 +1,22 @@
 //! Clients over loopback against a service that echoes. Time ends a test only if it hangs.
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pagemill::{Allocator, CachedFile, FileBacking, Gfp, PageCache};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::connection::REQUESTS_MAX;
+use super::clock::TICKS;
+use super::connection::{ASKED_MAX, REQUESTS_MAX};
+use super::input::PROGRESS;
 use super::{Server, Service, Settings, Why, lock};
 use crate::call::{Answer, Call, Pace, Status};
+use crate::record::MARK;
 use crate::record::tests::{call, write_args};
-use crate::record::{Header, MARK};
 
 const NULL: u32 = 0;
 /// The results are the arguments.
@@ -25,6 +27,8 @@ const MANY: u32 = 3;
 const LEND: u32 = 4;
 /// The results are the length of the data, and their sum.
 const WRITE: u32 = 7;
+/// Waits at the gate. The last word of the arguments is the length of the reply that is asked for.
+const READ: u32 = 6;
 const PANIC: u32 = 50;
 /// Waits at the gate.
 const WAIT: u32 = 51;
@@ -79,9 +83,9 @@ fn sum<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> u32 {
 }
 
 impl Service for Echo {
-    fn pace(&self, header: &Header<'_>) -> Pace {
-        match header.procedure {
-            WRITE | PANIC | WAIT => Pace::Slow,
+    fn pace(&self, [_, _, procedure]: [u32; 3]) -> Pace {
+        match procedure {
+            WRITE | PANIC | WAIT | READ => Pace::Slow,
             _ => Pace::Quick,
         }
     }
@@ -109,7 +113,7 @@ impl Service for Echo {
                 Answer::Results(results.iter().flat_map(|word| word.to_be_bytes()).collect())
             }
             PANIC => panic!("a procedure panics on purpose"),
-            WAIT | QUICK_WAIT => {
+            WAIT | QUICK_WAIT | READ => {
                 self.gate.pass();
                 Answer::Results(b"done".to_vec())
             }
@@ -135,16 +139,14 @@ struct Client(TcpStream);
 
 impl Client {
     fn new(address: SocketAddr) -> Self {
-        Self::of(TcpStream::connect(address).unwrap())
+        Self::from(Ipv4Addr::LOCALHOST, address)
     }
-    /// From another address of this machine.
-    fn from_elsewhere(address: SocketAddr) -> Self {
-        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        bind(&socket, &SocketAddr::from(([127, 0, 0, 2], 0))).unwrap();
+    /// A client with this address, which is one of this machine's.
+    fn from(own: Ipv4Addr, address: SocketAddr) -> Self {
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &SocketAddr::from((own, 0))).unwrap();
         connect(&socket, &address).unwrap();
-        Self::of(socket.into())
-    }
-    fn of(socket: TcpStream) -> Self {
+        let socket = TcpStream::from(socket);
         socket.set_nodelay(true).unwrap();
         socket.set_read_timeout(Some(DEADLINE)).unwrap();
         socket.set_write_timeout(Some(DEADLINE)).unwrap();
@@ -172,10 +174,10 @@ impl Client {
     fn is_closed(&mut self) -> bool {
         loop {
             match self.0.read(&mut [0; 1]) {
-                // The process was stopped, and goes on.
+                Ok(count) => return count == 0,
+                // The process was stopped and went on.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return error.kind() == io::ErrorKind::ConnectionReset,
-                Ok(count) => return count == 0,
             }
         }
     }
@@ -398,58 +400,6 @@ fn unfinished_writes_wait_for_room_and_are_all_finished() {
 }
 
 #[test]
-fn an_address_leaves_half_of_the_room_to_others() {
-    let settings = Settings { threads: 2, unfinished_pages: 512, ..Settings::default() };
-    let (server, address, _) = start_with(settings, &allocator(2048), Echo::default());
-    let data = bytes(1 << 20, 1);
-    let record = record(1, WRITE, &write_args(&data));
-    let (first, rest) = record.split_at(10_000);
-    let mut slow: Vec<_> = (0..4).map(|_| Client::new(address)).collect();
-    slow.iter_mut().for_each(|client| client.send(first));
-    let waiting = || server.counters().waits_for_room.load(SeqCst);
-    until(|| waiting() == 3);
-    let mut other = Client::from_elsewhere(address);
-    for _ in 0..3 {
-        other.send(first);
-        until(|| server.hub.room.free() == 0);
-        other.send(rest);
-        assert_eq!(other.results(), (1, write_results(&data)));
-    }
-    // Each is granted room as the one before it is done.
-    for client in &mut slow {
-        client.send(rest);
-    }
-    assert!(slow.iter_mut().all(|client| client.results() == (1, write_results(&data))));
-    assert_eq!((server.hub.room.free(), waiting()), (512, 3));
-    server.stop();
-}
-
-#[test]
-fn a_write_that_comes_byte_by_byte_is_closed_though_it_is_never_silent() {
-    let stalled_after = Duration::from_millis(200);
-    let settings = Settings { threads: 2, stalled_after, ..Settings::default() };
-    let (server, address, _) = start_with(settings, &allocator(32 << 10), Echo::default());
-    let mut client = Client::new(address);
-    client.send(&record(1, WRITE, &write_args(&bytes(1 << 20, 1)))[..10_000]);
-    until(|| client.0.write_all(&[0]).is_err());
-    until(|| server.counters().closed(Why::Stalled) == 1 && server.hub.connections.len() == 0);
-    server.stop();
-}
-
-#[test]
-fn a_request_does_not_wait_for_a_slow_one_of_the_same_packet() {
-    let (server, address, echo) = start(2);
-    let mut client = Client::new(address);
-    client.send(&[record(1, WAIT, b""), record(2, ECHO, b"here"), record(3, WAIT, b"")].concat());
-    assert_eq!(client.results(), (2, b"here".to_vec()));
-    echo.gate.open();
-    let mut results = [client.results(), client.results()];
-    results.sort();
-    assert_eq!(results, [(1, b"done".to_vec()), (3, b"done".to_vec())]);
-    server.stop();
-}
-
-#[test]
 fn connection_that_ends_within_a_record_frees_its_pages() {
     let settings = Settings { threads: 1, unfinished_pages: 256, ..Settings::default() };
     let (server, address, _) = start_with(settings, &allocator(259 + 256 + 16), Echo::default());
@@ -485,8 +435,9 @@ fn lies_about_lengths_are_refused() {
     until(|| server.counters().closed(Why::TooLong) == 5);
     // No call, no bytes, and a record that goes on behind its data.
     assert!(refused(&fragment(&[0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2], true)) && refused(&fragment(&[], true)));
+    assert!(refused(&fragment(&[], false)));
     assert!(refused(&[fragment(&call(1, WRITE, &write_args(b"data")), false), fragment(&[0; 4], true)].concat()));
-    until(|| server.counters().closed(Why::Malformed) == 3);
+    until(|| server.counters().closed(Why::Malformed) == 4);
 
     // The data of a WRITE, longer or shorter than it says: the connection goes on.
     let mut client = Client::new(address);
@@ -513,16 +464,23 @@ fn lies_about_lengths_are_refused() {
 }
 
 #[test]
-fn more_connections_than_the_limit_are_refused() {
-    let settings = Settings { threads: 1, connections: 2, ..Settings::default() };
-    let (server, address, _) = start_with(settings, &allocator(1024), Echo::default());
+fn more_connections_than_the_limit_are_refused_while_none_is_idle() {
+    let settings = Settings { threads: 3, connections: 2, ..Settings::default() };
+    let (server, address, echo) = start_with(settings, &allocator(2048), Echo::default());
     let mut clients = [Client::new(address), Client::new(address)];
-    for client in &mut clients {
-        client.send(&record(1, NULL, &[]));
-        client.results();
-    }
+    // One has a request in progress, the other one a part of a record.
+    clients[0].send(&record(1, WAIT, &[]));
+    echo.gate.wait_for(1);
+    let received = || server.counters().received_bytes.load(SeqCst);
+    let before = received();
+    let (part, rest) = (&record(1, NULL, &[])[..10], &record(1, NULL, &[])[10..]);
+    clients[1].send(part);
+    until(|| received() == before + 10);
     assert!(Client::new(address).is_closed());
     until(|| server.counters().refused_full.load(SeqCst) == 1);
+    clients[1].send(rest);
+    echo.gate.open();
+    clients.iter_mut().for_each(|client| assert_eq!(client.results().0, 1));
     let [first, mut second] = clients;
     drop(first);
     until(|| server.counters().closed(Why::Ended) == 1 && server.hub.connections.len() == 1);
@@ -531,6 +489,30 @@ fn more_connections_than_the_limit_are_refused() {
         client.send(&record(2, NULL, &[]));
         client.results();
     }
+    server.stop();
+}
+
+#[test]
+fn a_newcomer_takes_the_place_of_the_address_with_most_connections_that_is_idle_longest() {
+    let settings = Settings { threads: 1, connections: 3, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(1024), Echo::default());
+    let [here, there] = [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)];
+    let request = |client: &mut Client| {
+        client.send(&record(1, NULL, &[]));
+        client.results();
+        // It is idle once its reply is no longer being sent.
+        until(|| server.hub.connections.all().iter().all(|connection| connection.idle_since().is_some()));
+    };
+    let mut clients = [there, here, here].map(|own| Client::from(own, address));
+    [0, 2, 1].into_iter().for_each(|client| request(&mut clients[client]));
+    let mut newcomer = Client::new(address);
+    assert!(clients[2].is_closed());
+    clients[..2].iter_mut().chain([&mut newcomer]).for_each(request);
+    let mut newcomer = Client::from(there, address);
+    assert!(clients[1].is_closed());
+    request(&mut newcomer);
+    let counters = server.counters();
+    assert_eq!((counters.closed(Why::Idle), counters.refused_full.load(SeqCst), counters.connections()), (2, 0, 3));
     server.stop();
 }
 
@@ -576,6 +558,124 @@ fn connection_that_stalls_after_it_waited_for_room_is_closed() {
     clients.iter_mut().for_each(|client| client.send(&write[..600]));
     assert!(clients.iter_mut().all(Client::is_closed));
     until(|| server.counters().closed(Why::Stalled) == 8 && server.hub.room.free() == 256);
+    server.stop();
+}
+
+/// A server whose clock stands still but for `tick`: a tick is a long time.
+fn start_without_time() -> (Server, SocketAddr, Arc<Echo>) {
+    let settings = Settings { threads: 2, stalled_after: Duration::from_secs(1 << 20), ..Settings::default() };
+    start_with(settings, &allocator(8192), Echo::default())
+}
+fn tick(server: &Server, number: u64) {
+    server.hub.clock.set(number);
+    server.hub.connections.all().iter().for_each(|connection| connection.end_if_stalled(number, &server.hub));
+}
+
+#[test]
+fn record_that_comes_byte_by_byte_is_not_waited_for() {
+    let (server, address, _) = start_without_time();
+    let received = || server.counters().received_bytes.load(SeqCst) as usize;
+    let data = bytes(1 << 20, 1);
+    let write = record(1, WRITE, &write_args(&data));
+    // Fragments without a byte are no progress either.
+    let empty = [fragment(&[0], false), vec![0; 2 * MARK]].concat();
+    for (record, begin) in [(&write, 0), (&write, 1000), (&write, 900_000), (&empty, MARK + 1)] {
+        let mut client = Client::new(address);
+        let before = received();
+        client.send(&record[..begin]);
+        until(|| received() - before == begin);
+        for number in 0..=u64::from(TICKS) {
+            tick(&server, number);
+            let at = begin + number as usize;
+            client.send(&record[at..=at]);
+            until(|| received() - before == at + 1);
+        }
+        tick(&server, u64::from(TICKS) + 1);
+        assert!(client.is_closed(), "{begin}");
+        server.hub.clock.set(0);
+    }
+    until(|| server.counters().closed(Why::Stalled) == 4);
+
+    // With a little more in that time it goes on.
+    let mut client = Client::new(address);
+    let (mut before, mut number) = (received(), 0);
+    for piece in write.chunks(PROGRESS) {
+        client.send(piece);
+        before += piece.len();
+        until(|| received() == before);
+        number += u64::from(TICKS);
+        tick(&server, number);
+    }
+    assert_eq!(client.results(), (1, write_results(&data)));
+    server.stop();
+}
+
+#[test]
+fn peer_that_does_not_take_a_reply_is_not_waited_for() {
+    let (server, address, _) = start_without_time();
+    let mut client = Client::new(address);
+    // One: more may be received.
+    client.send(&record(1, MANY, &(64_u32 << 20).to_be_bytes()));
+    until(|| server.hub.connections.all().iter().any(|connection| connection.is_blocked()));
+    tick(&server, u64::from(TICKS));
+    assert_eq!(server.hub.connections.len(), 1);
+    tick(&server, u64::from(TICKS) + 1);
+    until(|| server.counters().closed(Why::Stalled) == 1);
+    server.stop();
+}
+
+#[test]
+fn unfinished_writes_of_one_address_leave_room_for_those_of_another() {
+    let settings = Settings { threads: 2, unfinished_pages: 512, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(4096), Echo::default());
+    let data = bytes(1 << 20, 1);
+    let write = record(1, WRITE, &write_args(&data));
+    let mut slow: Vec<_> = (0..4).map(|_| Client::new(address)).collect();
+    for (waiting, client) in slow.iter_mut().enumerate() {
+        client.send(&write[..600]);
+        until(|| server.hub.room.waiting() == waiting && server.hub.room.free() == 256);
+    }
+    let mut other = Client::from(Ipv4Addr::new(127, 0, 0, 2), address);
+    for _ in 0..10 {
+        other.send(&write);
+        assert_eq!(other.results(), (1, write_results(&data)));
+    }
+    assert_eq!((server.hub.room.free(), server.hub.room.waiting()), (256, 3));
+    // Each in its turn.
+    for client in &mut slow {
+        client.send(&write[600..]);
+        assert_eq!(client.results(), (1, write_results(&data)));
+    }
+    assert_eq!(server.hub.room.free(), 512);
+    server.stop();
+}
+
+#[test]
+fn peer_that_leaves_while_it_waits_for_room_is_not_waited_for() {
+    let settings = Settings { threads: 2, unfinished_pages: 256, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(2048), Echo::default());
+    let data = bytes(1 << 20, 1);
+    let write = record(1, WRITE, &write_args(&data));
+    let mut first = Client::new(address);
+    first.send(&write[..600]);
+    until(|| server.hub.room.free() == 0);
+    // One has sent all of its WRITE, and waits for the reply alone.
+    let small = bytes(5000, 2);
+    let mut complete = Client::new(address);
+    complete.send(&record(2, WRITE, &write_args(&small)));
+    complete.0.shutdown(Shutdown::Write).unwrap();
+    for round in 1..=5 {
+        let mut client = Client::new(address);
+        client.send(&write[..600]);
+        until(|| server.counters().waits_for_room.load(SeqCst) == round + 1);
+        drop(client);
+        until(|| server.counters().closed(Why::Broken) == round && server.hub.connections.len() == 2);
+    }
+    assert_eq!(server.hub.room.waiting(), 1);
+    first.send(&write[600..]);
+    assert_eq!(first.results(), (1, write_results(&data)));
+    assert_eq!(complete.results(), (2, write_results(&small)));
+    until(|| server.hub.room.free() == 256);
     server.stop();
 }
 
@@ -648,6 +748,44 @@ fn input_rests_while_too_many_requests_are_in_progress() {
     let mut seen: Vec<_> = (0..=REQUESTS_MAX).map(|_| client.results().0).collect();
     seen.sort_unstable();
     assert!(seen.into_iter().eq((0..REQUESTS_MAX as u32).chain([1000])));
+    server.stop();
+}
+
+#[test]
+fn input_rests_while_requests_in_progress_ask_for_too_much() {
+    const LARGEST: usize = 1 << 20;
+    let count = ASKED_MAX / LARGEST;
+    let (server, address, echo) = start(count + 2);
+    let mut client = Client::new(address);
+    for xid in 0..count {
+        // More than the largest reply is asked for in vain.
+        client.send(&record(xid as u32, READ, &((LARGEST << (xid % 3)) as u32).to_be_bytes()));
+        echo.gate.wait_for(xid + 1);
+    }
+    client.send(&record(1000, NULL, &[]));
+    let mut other = Client::new(address);
+    other.send(&record(1, NULL, &[]));
+    assert_eq!(other.results(), (1, vec![]));
+    assert_eq!(server.counters().requests.load(SeqCst), count as u64 + 1);
+    echo.gate.open();
+    let mut seen: Vec<_> = (0..=count).map(|_| client.results().0).collect();
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq((0..count as u32).chain([1000])));
+    server.stop();
+}
+
+#[test]
+fn quick_requests_do_not_wait_for_a_slow_one_that_came_with_them() {
+    let (server, address, echo) = start(2);
+    let mut client = Client::new(address);
+    let procedures = [ECHO, WAIT, ECHO, NULL];
+    let stream: Vec<_> = (0..4).flat_map(|xid| record(xid, procedures[xid as usize], &[])).collect();
+    client.send(&stream);
+    for xid in [0, 2, 3] {
+        assert_eq!(client.results(), (xid, vec![]));
+    }
+    echo.gate.open();
+    assert_eq!(client.results(), (1, b"done".to_vec()));
     server.stop();
 }
 
