@@ -202,7 +202,8 @@ fn the_holes_of_a_window_are_one_request_and_one_read_a_run() {
     let (bulk, asked) = read_a_window_with_holes(&allocator);
     assert_eq!((bulk, asked), (0, vec![read(0, 10, 1), read(12, 18, 1), read(31, 33, 1)]));
     // Without one: a bulk request, for pages that are no neighbours.
-    let mut taken: Vec<_> = (0..512).map(|_| Some(allocator.alloc_page(Gfp::NOWAIT).unwrap())).collect();
+    // Requests that may wait: they find pages on another CPU's list too.
+    let mut taken: Vec<_> = (0..512).map(|_| Some(allocator.alloc_page(Gfp::KERNEL).unwrap())).collect();
     for page in &mut taken {
         let is_even = page.as_ref().is_some_and(|page| (page.addr() / PAGE).is_multiple_of(2));
         if is_even {
@@ -254,7 +255,7 @@ fn too_little_memory_shortens_the_window_and_readers_go_on() {
     let allocator = arena(128).build().unwrap();
     let cache = PageCache::builder(&allocator).limit(PageCount::new(128)).threads(1).build();
     let file = cache.open(FakeBacking::new(bytes(1000))).unwrap();
-    let others: Vec<Page> = (0..108).map(|_| allocator.alloc_page(Gfp::NOWAIT).unwrap()).collect();
+    let others: Vec<Page> = (0..108).map(|_| allocator.alloc_page(Gfp::KERNEL).unwrap()).collect();
     for page in 0..1000 {
         assert!(page_at(&file, page).unwrap() == bytes(1000)[page * PAGE..][..PAGE], "page {page}");
     }
