@@ -916,6 +916,9 @@ enum pagemill_error pagemill_validate(const struct pagemill_allocator *allocator
 
 #endif  /* PAGEMILL_H */
 
+#ifndef PAGEMILL_H_REQUESTS
+#define PAGEMILL_H_REQUESTS
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -938,4 +941,6 @@ static inline struct pagemill_bulk pagemill_bulk_exact(int64_t n, uint32_t gfp) 
 
 #ifdef __cplusplus
 }
+#endif
+
 #endif
