@@ -28,12 +28,15 @@ int radix_tree_insert(struct radix_tree_root *root, unsigned long index, void *i
         struct radix_tree_node *top = calloc(1, sizeof *top);
         if (!top)
             return -ENOMEM;
+        root->height++;
         if (root->top) {
             top->slots[0] = root->top;
             top->present = 1;
+        } else {
+            while (index > largest(root->height))
+                root->height++;
         }
         root->top = top;
-        root->height++;
     }
     struct radix_tree_node *node = root->top;
     for (unsigned int level = root->height - 1; level > 0; level--) {
