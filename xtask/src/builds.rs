@@ -43,6 +43,7 @@ const LIGHTLY: &[(&str, u8)] = &[
     ("pagemill", 1),
     ("pagemill-watch", 0),
     ("pagemill-capi", 1),
+    ("pagemill-linux", 0),
     ("pagemill-crypt", 1),
     ("pagemill-harness", 0),
     ("pagemill-bench", 0),

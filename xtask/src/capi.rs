@@ -8,10 +8,13 @@ use crate::builds::BUILD_LIMIT;
 use crate::shell::Shell;
 use crate::tally::Tally;
 
+#[path = "../../crates/pagemill-linux/install.rs"]
+mod kernel_shaped;
 #[path = "../../crates/pagemill-capi/install.rs"]
 mod libraries;
 
 const FOLDER: &str = "crates/pagemill-capi";
+const LINUX_FOLDER: &str = "crates/pagemill-linux";
 
 /// Builds the library as its users do, and installs it.
 pub(crate) fn install(prefix: &Path) -> Result<bool> {
@@ -21,7 +24,9 @@ pub(crate) fn install(prefix: &Path) -> Result<bool> {
     shell.cargo("build --locked --release -p pagemill-capi").limit(BUILD_LIMIT).run("install")?.expect_ok()?;
     let archive = shell.target.join("release/libpagemill_capi.a");
     libraries::install(&archive, &shell.root.join(FOLDER), env!("CARGO_PKG_VERSION"), &prefix)?;
+    kernel_shaped::install(&shell.root.join(LINUX_FOLDER), env!("CARGO_PKG_VERSION"), &prefix)?;
     println!("pagemill.h, libpagemill.so and libpagemill.a are below {}", prefix.display());
+    println!("The kernel's names are in include/pagemill-linux and libpagemill-linux.a there");
     Ok(true)
 }
 

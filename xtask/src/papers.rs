@@ -21,6 +21,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pagemill", &["pagemill-core", "pagemill-os"]),
     ("pagemill-watch", &["pagemill"]),
     ("pagemill-capi", &["pagemill"]),
+    ("pagemill-linux", &["pagemill-capi"]),
     ("pagemill-command", &[]),
     ("pagemill-harness", &[]),
     ("pagemill-bench", &["pagemill", "pagemill-harness"]),

@@ -79,6 +79,31 @@
 // The pages are committed before they are delivered: the first access to a page does not fault.
 #define PAGEMILL_BULK_POPULATED 1
 
+// Device addresses are the process's own: for simulated devices and for trials.
+#define PAGEMILL_DEVICE_IDENTITY 0
+
+// Physical addresses. It needs CAP_SYS_ADMIN, and locks the memory. The kernel may still move pages that are not of reserved huge pages, and
+// a fork moves all: use it only where nothing does, and VFIO where there is an IOMMU.
+#define PAGEMILL_DEVICE_PHYSICAL 1
+
+// Addresses of the IOMMU of a VFIO container (type 1), `fd`, which has its groups and its IOMMU already.
+#define PAGEMILL_DEVICE_VFIO 2
+
+// Offsets in the UMEM of an AF_XDP socket, `fd`: the allocator has one arena, which becomes the UMEM.
+#define PAGEMILL_DEVICE_UMEM 3
+
+// Registered buffers of an io_uring, `fd`, which has none yet. The upper bits of a device address, from bit 30 on, are the `buf_index` of
+// requests; their `addr` is the pointer. An arena has a buffer for each GiB, and no request may reach from one buffer to the next: no page
+// does, nor a block of a pool.
+#define PAGEMILL_DEVICE_FIXED_BUFFERS 4
+
+// Whatever the functions `map` and `unmap` say: a GPU's addresses, for example.
+#define PAGEMILL_DEVICE_FUNCTIONS 5
+
+// Freed blocks are filled with a pattern, which is looked at when they are handed out again: the hook of `pagemill_on_misuse` is called with
+// `PAGEMILL_ERROR_MISUSE` if somebody has written to one, and `misused` counts it. For finding faults: it costs time.
+#define PAGEMILL_DMA_POOL_POISONED 1
+
 // May reclaim and wait. Not in a signal handler.
 #define PAGEMILL_GFP_KERNEL 112
 
@@ -130,6 +155,12 @@
 // The largest order of a block: 1 GiB.
 #define PAGEMILL_ORDER_MAX 18
 
+// The pool prefers memory of the node `node`: pages of others do not stay in it.
+#define PAGEMILL_PAGE_POOL_NODE 1
+
+// The caller is the consumer: a page goes to its cache.
+#define PAGEMILL_PAGE_POOL_DIRECT 1
+
 // The shrinker only frees pages.
 #define PAGEMILL_SHRINKER_FREES 0
 
@@ -142,8 +173,8 @@
 // What a call returns: 0, or what is wrong. `pagemill_strerror` has a sentence for each.
 //
 // The hundreds tell the kinds apart. 1xx: no memory now; try later, ask for less, or free some. 2xx: the arguments are wrong, and
-// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator cannot be made or changed as asked. A later version
-// may add values.
+// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator or a device cannot be made
+// or changed as asked. A later version may add values.
 //
 enum pagemill_error {
   // It worked.
@@ -192,6 +223,8 @@ enum pagemill_error {
   PAGEMILL_ERROR_ABOVE_RESERVE = 211,
   // A size that a pool's reserve cannot have, or not while a request waits for more.
   PAGEMILL_ERROR_RESERVE = 212,
+  // A size, an alignment or a boundary that a pool's blocks, fragments or ring cannot have.
+  PAGEMILL_ERROR_SIZE = 213,
   // Another value that no request can have.
   PAGEMILL_ERROR_INVALID = 299,
   // The block is free already.
@@ -208,7 +241,7 @@ enum pagemill_error {
   PAGEMILL_ERROR_QUARANTINED = 305,
   // Another misuse.
   PAGEMILL_ERROR_MISUSE = 399,
-  // The system refuses memory, a thread or a lock.
+  // The system refuses memory, a thread, a lock or a device.
   PAGEMILL_ERROR_SYSTEM = 400,
   // An arena's size, alignment, watermarks or place cannot be.
   PAGEMILL_ERROR_ARENA = 401,
@@ -220,6 +253,10 @@ enum pagemill_error {
   PAGEMILL_ERROR_IN_USE = 404,
   // An invariant of Pagemill is broken: please report it.
   PAGEMILL_ERROR_BROKEN = 405,
+  // The device, or this machine, lacks something; or the device's addresses cannot be.
+  PAGEMILL_ERROR_DEVICE = 406,
+  // This is a forked child, and what it asks for is its parent's.
+  PAGEMILL_ERROR_FORKED = 407,
 };
 
 // A limit on pages, which requests that name it are charged to. The type is opaque.
@@ -238,6 +275,24 @@ struct pagemill_allocator;
 // Ends the waits of requests that name it. The type is opaque.
 struct pagemill_cancel_token;
 
+// An allocator's memory as a device sees it: each byte has a device address. The type is opaque. Any thread may use a device.
+//
+// Every arena of the allocator is mapped for the device as a whole, once: when the device is made, or, if the arena is added later, when an
+// address in it is first looked up. Its memory does not go back to the system then.
+//
+// The child of a `fork` gets `PAGEMILL_ERROR_FORKED` from each call that looks up an address; what it releases stays as it is for the
+// parent.
+struct pagemill_device;
+
+// A pool of blocks of one size, each with a device address. Blocks are smaller than a page, or as large as many. The type is opaque. Any
+// thread may use a pool.
+//
+// What the pool knows of its blocks lies outside them: a device that writes to a freed block damages no list. But free a block only when the
+// device is done with it, since the next owner gets the same memory.
+//
+// In the child of a `fork` the pool is its parent's: the child gets `PAGEMILL_ERROR_FORKED`, and statistics without blocks.
+struct pagemill_dma_pool;
+
 // A list of blocks of one order. It owns its blocks, and no pointer to them is handed out: free them by way of the list, or take them
 // off. Its links lie outside the blocks. The type is opaque. One thread at a time may use a list.
 struct pagemill_list;
@@ -250,6 +305,15 @@ struct pagemill_list;
 // The child of a `fork` goes on with the reserve that there was. Elements of other threads stay handed out there for ever, so it may release the
 // pool, not destroy it.
 struct pagemill_mempool;
+
+// A pool of pages that circulate: its consumer takes pages from a cache that nobody else touches, and other threads return them by a ring.
+// Pages keep their contents, their place and so their device addresses. The type is opaque.
+//
+// The functions for the consumer are called by one thread at a time: allocating, `PAGEMILL_PAGE_POOL_DIRECT`, statistics and the first call
+// that destroys. Any thread may return pages and fragments, also after that.
+//
+// The child of a `fork` goes on with a copy of the pool, if no memory of the pool is shared with the parent; it must not use fragments.
+struct pagemill_page_pool;
 
 // The registration of a function that frees pages when memory is short. The type is opaque.
 struct pagemill_shrinker;
@@ -383,6 +447,57 @@ struct pagemill_run {
   size_t blocks;
 };
 
+// How a device gets its addresses. Set `size` to `sizeof(struct pagemill_device_options)`, `kind`, and what that kind needs; the rest is 0.
+struct pagemill_device_options {
+  // The size of this structure, in bytes.
+  size_t size;
+  // One of `PAGEMILL_DEVICE_IDENTITY` to `PAGEMILL_DEVICE_FUNCTIONS`.
+  uint32_t kind;
+  // The descriptor of VFIO's container, of the socket or of the io_uring. It is duplicated: close yours when you like.
+  int fd;
+  // VFIO: device addresses have at most so many bits. 0: as the IOMMU allows.
+  uint32_t address_bits;
+  // UMEM: the size of a chunk, 2048 or 4096 bytes.
+  uint32_t chunk;
+  // UMEM: the bytes at the beginning of a chunk that stay free.
+  uint32_t headroom;
+  // Registered buffers: how many the table has room for, up to 16384. 0: 1024.
+  uint32_t entries;
+  // Makes memory known to the device, `pages` pages of 4096 bytes from `memory` on, which is one arena. It writes the device address of
+  // the first byte and returns 1, if the others follow it; or writes the address of each page, and returns `pages`. 0: the device refuses.
+  //
+  // It may not call this device's functions, may be called by any thread, and returns: no exception, no longjmp.
+  size_t (*map)(void *memory, size_t pages, uint64_t *addresses, void *user);
+  // Undoes `map`, of which it gets the `n` addresses. When it returns, the device reaches the memory no more. It is called when the device
+  // and all pools over it are gone. As `map` otherwise.
+  void (*unmap)(void *memory, size_t pages, const uint64_t *addresses, size_t n, void *user);
+  // Whether one transfer may reach from the first device address to the last: 1 or 0. 1 for memory of up to 1 GiB that is aligned to its
+  // size. May be null: it always may. As `map` otherwise.
+  int (*is_one_piece)(uint64_t first, uint64_t last, void *user);
+  // Passed to the functions.
+  void *user;
+  // Gets the words of an error, with what to do, if it is not null: up to `message_size` bytes, with the 0 at the end.
+  char *message;
+  // The bytes at `message`.
+  size_t message_size;
+};
+
+// What a pool has.
+struct pagemill_dma_pool_statistics {
+  // Blocks that are handed out. Exact while no thread allocates or frees.
+  size_t in_use;
+  // All blocks of the pool.
+  size_t blocks;
+  // The bytes of a block.
+  size_t block_bytes;
+  // The pages that the blocks lie in.
+  size_t pages;
+  // Bytes of the pool's tables and lists that are in use.
+  size_t metadata;
+  // Blocks that were refused when they were freed. In a poisoned pool, blocks that were written to while free count too.
+  uint64_t misused;
+};
+
 // A pool's size, elements and pressure. Counts are of elements.
 struct pagemill_mempool_statistics {
   // The size of a full reserve.
@@ -413,6 +528,54 @@ struct pagemill_misuse {
   enum pagemill_error error;
   // The pointer that was refused.
   void *pointer;
+};
+
+// What a pool is to be like. Set `size` to `sizeof(struct pagemill_page_pool_options)`, and whatever is not to be 0.
+struct pagemill_page_pool_options {
+  // The size of this structure, in bytes.
+  size_t size;
+  // Each page of the pool is a block of 2^order pages.
+  uint32_t order;
+  // Pages that the ring has room for, up to 32768, rounded up to a power of two. 0: 1024. What finds it full goes back to the allocator.
+  uint32_t ring;
+  // 0, or `PAGEMILL_PAGE_POOL_NODE`.
+  uint32_t flags;
+  // The node of `PAGEMILL_PAGE_POOL_NODE`.
+  uint32_t node;
+  // A name for observers, which is copied, or null.
+  const char *name;
+};
+
+// A pool's figures, by the names that Linux gives them.
+struct pagemill_page_pool_statistics {
+  // Pages that came from the cache.
+  uint64_t fast;
+  // Requests that asked the allocator.
+  uint64_t slow;
+  // Those of them that were for blocks of an order above 0.
+  uint64_t slow_high_order;
+  // Requests that found the cache and the ring empty.
+  uint64_t empty;
+  // Requests that found the cache empty, and filled it from the ring.
+  uint64_t refill;
+  // Pages of the ring that are of another node than the pool's: they went back to the allocator.
+  uint64_t waive;
+  // Pages that the consumer put into its cache.
+  uint64_t cached;
+  // Pages that the consumer returned while its cache was full.
+  uint64_t cache_full;
+  // Pages that were put into the ring.
+  uint64_t ring;
+  // Pages that found the ring full, and went back to the allocator.
+  uint64_t ring_full;
+  // Pages that the consumer was done with while somebody held a fragment.
+  uint64_t released_refcnt;
+  // Pages that are out now: handed out, and neither returned nor released; with the one that fragments are cut from.
+  size_t in_flight;
+  // Whether the pool has ended: 1 or 0.
+  uint32_t has_ended;
+  // The seconds since its end.
+  uint32_t age_s;
 };
 
 // All pages of an allocator at rest, counted by state.
@@ -617,6 +780,151 @@ enum pagemill_error pagemill_account_uncharge(const struct pagemill_account *acc
 //
 // Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
 enum pagemill_error pagemill_account_destroy(struct pagemill_account *account);
+
+// Makes a device over an allocator, and maps the allocator's arenas for it. `*device` gets the handle, or null.
+//
+// Errors: `PAGEMILL_ERROR_SYSTEM` if the system refuses, `PAGEMILL_ERROR_DEVICE` if this machine or the device lacks something, 2xx if an
+// argument is wrong. `options->message` then has the words.
+//
+// Threads: any. Signal handlers: no. A device of an io_uring for a single thread is made and released on that thread.
+enum pagemill_error pagemill_device_create(struct pagemill_allocator *allocator,
+                                           const struct pagemill_device_options *options,
+                                           struct pagemill_device **device);
+
+// The device address of a byte in the allocator's memory: of a page, or anywhere in a block. `*address` gets it.
+//
+// Errors: `PAGEMILL_ERROR_FOREIGN` for a pointer outside that memory, `PAGEMILL_ERROR_FORKED`; for the first look-up in an arena that was
+// added later, as for `pagemill_device_create`. 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_device_address(const struct pagemill_device *device,
+                                            const void *byte,
+                                            uint64_t *address);
+
+// The device addresses of `n` bytes, as `pagemill_device_address` gives one: those of pages that were allocated in bulk, for example. Null
+// pointers are passed over, and leave their slot of `addresses` as it is.
+//
+// Errors: as for `pagemill_device_address`, the first one's: slots before it are written.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_device_addresses(const struct pagemill_device *device,
+                                              void *const *bytes,
+                                              uint64_t *addresses,
+                                              int64_t n);
+
+// Shares the table of registered buffers with another io_uring, `fd`, which has none yet: it then reaches the same memory at the same device
+// addresses. The library keeps it open as long as the device exists.
+//
+// Errors: `PAGEMILL_ERROR_SYSTEM` before Linux 6.12, or if the rings are of different users. `PAGEMILL_ERROR_INVALID` for a device of
+// another kind.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_device_share(struct pagemill_device *device,
+                                          int fd);
+
+// The device's pools in the format of the kernel's `pools` file, a line for each: name, blocks that are handed out, blocks, bytes of a
+// block, pages. Up to `size` bytes at `text`, with the 0 at the end. Returns the whole length, as `snprintf` does; 0 for no open handle.
+//
+// Threads: any. Signal handlers: no.
+size_t pagemill_device_pools(const struct pagemill_device *device,
+                             char *text,
+                             size_t size);
+
+// Lets a device go. Its memory is unmapped when the last pool over it is gone, too.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_device_release(struct pagemill_device *device);
+
+// Makes a pool of blocks of `bytes` bytes, at least 16, rounded up to a multiple of `align`. The addresses of blocks are multiples of
+// `align`, a power of two, in the process and for the device; 0: of any. No block crosses a multiple of `boundary`, a power of two; 0: there
+// is none. `flags` is 0 or `PAGEMILL_DMA_POOL_POISONED`. `name` is copied. `*pool` gets the handle, or null.
+//
+// A block of up to 4096 bytes lies in one page. The pool has no memory at first, takes pages from the device's allocator as it needs them,
+// and keeps them until it is destroyed.
+//
+// Errors: `PAGEMILL_ERROR_SIZE` if there can be no such blocks: also if they are larger than a page, and the device has each page elsewhere.
+// 4xx if the system refuses address space, or in a forked child. 2xx if another argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_create(const char *name,
+                                             struct pagemill_device *device,
+                                             size_t bytes,
+                                             size_t align,
+                                             size_t boundary,
+                                             uint32_t flags,
+                                             struct pagemill_dma_pool **pool);
+
+// Allocates one block. `*block` gets it, or null; `*address`, unless the pointer is null, gets its device address. The contents are
+// unspecified unless `gfp_bits` has `PAGEMILL_GFP_ZERO`. The other flags matter when the pool has no free block and takes another page.
+//
+// Errors: 1xx if the pool and its allocator have no memory, `PAGEMILL_ERROR_DEVICE` if the device does not map it, `PAGEMILL_ERROR_FORKED`.
+// 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_alloc(struct pagemill_dma_pool *pool,
+                                            uint32_t gfp_bits,
+                                            uint64_t *address,
+                                            void **block);
+
+// Fills all null slots among the first n of an array, in ascending order, or none. `addresses` is null or has n slots, too: a block's device
+// address goes to the slot with the number of the block's. `*added`, unless the pointer is null, gets the number of blocks.
+//
+// Errors: as for `pagemill_dma_pool_alloc`. The slots are then as they were.
+//
+// Threads: any; nobody else may use the arrays meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_alloc_bulk(struct pagemill_dma_pool *pool,
+                                                 uint32_t gfp_bits,
+                                                 void **slots,
+                                                 uint64_t *addresses,
+                                                 int64_t n,
+                                                 size_t *added);
+
+// Frees one block, which the device must be done with.
+//
+// Errors: 3xx for any pointer that is not that of a block of this pool which is handed out: null, freed already, another pool's, inside a
+// block. It changes nothing then. 2xx for no open handle.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_free(struct pagemill_dma_pool *pool,
+                                           void *block);
+
+// Frees the blocks of an array's first n slots. Empties the slots of those that it frees, and passes over null slots. `*freed`, unless the
+// pointer is null, gets their number.
+//
+// Errors: as for `pagemill_dma_pool_free`, the first one's: those slots are as they were, all others are freed.
+//
+// Threads: any; nobody else may use the array meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_free_bulk(struct pagemill_dma_pool *pool,
+                                                void **slots,
+                                                int64_t n,
+                                                size_t *freed);
+
+// Reads a pool's statistics.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_stats(const struct pagemill_dma_pool *pool,
+                                            struct pagemill_dma_pool_statistics *stats);
+
+// Destroys a pool of which no block is handed out, and frees its pages. `*out`, unless the pointer is null, gets the number of blocks that
+// are handed out.
+//
+// Errors: `PAGEMILL_ERROR_IN_USE` if there are any; nothing has changed then.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_destroy(struct pagemill_dma_pool *pool,
+                                              size_t *out);
+
+// Lets a pool go. If a block of it is handed out, its pages stay for ever, mapped for the device, since that may still write to them; the
+// hook of `pagemill_on_misuse` is called with `PAGEMILL_ERROR_MISUSE`. Nobody can free such a block any more.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_release(struct pagemill_dma_pool *pool);
 
 // A sentence for an error. It lives for ever. A number that is no error has a sentence too.
 //
@@ -846,6 +1154,113 @@ enum pagemill_error pagemill_free_run(void *run,
 // Threads: any. Signal handlers: yes.
 void pagemill_on_misuse(void (*hook)(const struct pagemill_misuse *report));
 
+// Makes a pool of the allocator's pages. `options` may be null: single pages, a ring of 1024. `*pool` gets the handle, or null. The pool has
+// no pages at first.
+//
+// Errors: `PAGEMILL_ERROR_SIZE` for a ring above 32768, 2xx if another argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_create(struct pagemill_allocator *allocator,
+                                              const struct pagemill_page_pool_options *options,
+                                              struct pagemill_page_pool **pool);
+
+// Takes a page. `*page` gets it, or null. Its contents are what its last owner left, unless `gfp_bits` has `PAGEMILL_GFP_ZERO`.
+//
+// It comes from the cache. An empty cache is filled with up to 64 pages from the ring, else with up to 64 of the allocator in one request.
+// What the flags say of reclaim and waiting holds for that request; it never tries for all 64.
+//
+// A page of a pool goes back by `pagemill_page_pool_put`, or leaves the pool by `pagemill_page_pool_release_page`: the functions for
+// ordinary pages refuse it.
+//
+// Errors: 1xx if cache, ring and allocator have none; 2xx if an argument is wrong, or the pool has ended.
+//
+// Threads: the consumer. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_alloc(struct pagemill_page_pool *pool,
+                                             uint32_t gfp_bits,
+                                             void **page);
+
+// Fills the null slots among the first n of an array, in ascending order, as many as it can. `*added`, unless the pointer is null, gets
+// their number.
+//
+// Errors: as for `pagemill_page_pool_alloc`, if it filled none of them.
+//
+// Threads: the consumer; nobody else may use the array meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_alloc_bulk(struct pagemill_page_pool *pool,
+                                                  uint32_t gfp_bits,
+                                                  void **slots,
+                                                  int64_t n,
+                                                  size_t *added);
+
+// Returns one page to its pool: to the ring; with `PAGEMILL_PAGE_POOL_DIRECT` to the consumer's cache. Where there is no room, and when the
+// pool has ended, it goes back to the allocator. A device must be done with it.
+//
+// Errors: 3xx for any pointer that is not that of a page of this pool which is out: null, returned already, another pool's, an ordinary
+// page, a fragment. It changes nothing then. 2xx if another argument is wrong.
+//
+// Threads: any; with `PAGEMILL_PAGE_POOL_DIRECT` the consumer. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_put(struct pagemill_page_pool *pool,
+                                           void *page,
+                                           uint32_t flags);
+
+// Returns the pages of an array's first n slots, up to 64 in one section of the ring. Empties the slots of those that it takes, and passes
+// over null slots. `*count`, unless the pointer is null, gets their number.
+//
+// Errors: as for `pagemill_page_pool_put`, the first one's: those slots are as they were, all others are taken.
+//
+// Threads: as for `pagemill_page_pool_put`; nobody else may use the array meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_put_bulk(struct pagemill_page_pool *pool,
+                                                void **slots,
+                                                int64_t n,
+                                                uint32_t flags,
+                                                size_t *count);
+
+// Takes a page out of its pool for good: from then on it is an ordinary block of the pool's order, which `pagemill_free_pages` frees.
+//
+// Errors: as for `pagemill_page_pool_put`.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_release_page(struct pagemill_page_pool *pool,
+                                                    void *page);
+
+// Takes a part of a page: `bytes` bytes that begin at a multiple of 64, with an owner of its own. `*fragment` gets it, or null. The page
+// goes back with the last of its fragments. Fragments are cut one after the other, and a new page is begun when the rest of the last one is
+// too short.
+//
+// Errors: `PAGEMILL_ERROR_SIZE` for 0 bytes, or more than a page of the pool has; as for `pagemill_page_pool_alloc` otherwise.
+//
+// Threads: the consumer. Signal handlers: no. It takes a lock.
+enum pagemill_error pagemill_page_pool_alloc_fragment(struct pagemill_page_pool *pool,
+                                                      uint32_t gfp_bits,
+                                                      size_t bytes,
+                                                      void **fragment);
+
+// Returns a fragment.
+//
+// Errors: 3xx for any pointer that is not that of a fragment of this pool which is out; it changes nothing then. 2xx for no open handle.
+//
+// Threads: any. Signal handlers: no. It takes a lock.
+enum pagemill_error pagemill_page_pool_put_fragment(struct pagemill_page_pool *pool,
+                                                    void *fragment);
+
+// Reads a pool's figures.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: the consumer; any when the pool has ended. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_stats(struct pagemill_page_pool *pool,
+                                             struct pagemill_page_pool_statistics *stats);
+
+// Ends a pool: pages that are in it go back to the allocator, and so does each that comes back later. When none is out the handle is closed.
+// `*out`, unless the pointer is null, gets the number of pages that are out.
+//
+// Errors: `PAGEMILL_ERROR_IN_USE` if there are any. The pool has ended then, and the handle stays open, for those who return them; call
+// again to close it when all are back.
+//
+// Threads: the consumer; any when the pool has ended, one at a time. No thread may use the handle after the call that closes it. Signal
+// handlers: no.
+enum pagemill_error pagemill_page_pool_destroy(struct pagemill_page_pool *pool,
+                                               size_t *out);
+
 // Registers a function that is called when the allocator's memory is short. It frees about `pages` pages and returns how many it freed. `gfp` are
 // the flags of the request that found no memory; `user` is passed through. `does` is one of `PAGEMILL_SHRINKER_FREES` to
 // `PAGEMILL_SHRINKER_FILESYSTEM`. `*shrinker` gets the handle, or null.
@@ -916,6 +1331,9 @@ enum pagemill_error pagemill_validate(const struct pagemill_allocator *allocator
 
 #endif  /* PAGEMILL_H */
 
+#ifndef PAGEMILL_H_REQUESTS
+#define PAGEMILL_H_REQUESTS
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -938,4 +1356,6 @@ static inline struct pagemill_bulk pagemill_bulk_exact(int64_t n, uint32_t gfp) 
 
 #ifdef __cplusplus
 }
+#endif
+
 #endif

@@ -16,12 +16,15 @@
 
 mod allocator;
 mod bulk;
+mod device;
+mod dma_pool;
 mod error;
 mod gfp;
 mod handle;
 mod list;
 mod mempool;
 mod page;
+mod page_pool;
 mod shrinker;
 mod sized;
 mod stats;
@@ -29,10 +32,13 @@ mod text;
 
 pub use allocator::*;
 pub use bulk::*;
+pub use device::*;
+pub use dma_pool::*;
 pub use error::{Error, pagemill_strerror};
 pub use gfp::*;
 pub use list::*;
 pub use mempool::*;
 pub use page::*;
+pub use page_pool::*;
 pub use shrinker::*;
 pub use stats::*;

@@ -1,0 +1,130 @@
+//! The tests of the kernel-shaped headers: C programs, compiled by each compiler that is here, linked with the shared and with the static
+//! library from an installed prefix by the words of `pkg-config`, and run.
+//!
+//! A C compiler, `ar` and `pkg-config` must be there: without them the tests fail, with the packages' names.
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+use tempfile::TempDir;
+
+#[path = "../install.rs"]
+mod install;
+#[path = "../../pagemill-capi/install.rs"]
+mod libraries;
+
+/// This crate's folder.
+const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
+
+/// A prefix with the libraries that cargo built for this test.
+static PREFIX: LazyLock<TempDir> = LazyLock::new(|| {
+    let prefix = tempfile::tempdir().unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    libraries::install(&archive(), &Path::new(FOLDER).join("../pagemill-capi"), version, prefix.path()).unwrap();
+    install::install(Path::new(FOLDER), version, prefix.path()).unwrap();
+    prefix
+});
+
+/// The static library of `pagemill.h`: beside this program, the newest if an earlier build left another.
+fn archive() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let files = fs::read_dir(program.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+    let is_ours = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with("libpagemill_capi") && name.ends_with(".a")
+    };
+    let newest = files.filter(is_ours).max_by_key(|path| path.metadata().unwrap().modified().unwrap());
+    newest.expect("cargo builds the static library beside these tests")
+}
+
+/// Runs a command that must be there and must end well. Returns what it wrote.
+fn run(command: &mut Command, package: &str) -> Output {
+    let ran = command.output().unwrap_or_else(|error| {
+        panic!("{command:?}: {error}; these tests need it (Debian: apt-get install {package})")
+    });
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{command:?}: {}\n{said}", ran.status);
+    ran
+}
+
+/// What `pkg-config` says of a package in the prefix.
+fn pkg_config(package: &str) -> Vec<String> {
+    let mut command = Command::new("pkg-config");
+    command.args(["--cflags", "--libs", package]).env("PKG_CONFIG_PATH", PREFIX.path().join("lib/pkgconfig"));
+    let words = run(&mut command, "pkg-config").stdout;
+    String::from_utf8(words).unwrap().split_whitespace().map(str::to_owned).collect()
+}
+
+/// The compilers. Clang is used where it is there.
+fn compilers() -> &'static [&'static str] {
+    if Command::new("clang").arg("--version").output().is_ok() { &["gcc", "clang"] } else { &["gcc"] }
+}
+
+/// Compiles a program in every way, by the interfaces of a year, and runs each. Returns what it wrote on standard output, always the
+/// same, and on standard error, each time.
+fn compile_and_run(source: &str, year: Option<u32>) -> (String, Vec<String>) {
+    let mut errors = Vec::new();
+    let mut said: Option<String> = None;
+    for compiler in compilers() {
+        for package in ["pagemill-linux", "pagemill-linux-static"] {
+            let folder = tempfile::tempdir().unwrap();
+            let program = folder.path().join("program");
+            let mut compile = Command::new(compiler);
+            compile.args(["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+            compile.args(year.map(|year| format!("-DPAGEMILL_LINUX_{year}")));
+            compile.arg(Path::new(FOLDER).join(source)).arg("-o").arg(&program).args(pkg_config(package));
+            run(&mut compile, compiler);
+            let output = run(Command::new(&program).env("LD_LIBRARY_PATH", PREFIX.path().join("lib")), "");
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert_eq!(*said.get_or_insert_with(|| text.clone()), text, "{compiler}, {package}");
+            errors.push(String::from_utf8(output.stderr).unwrap());
+        }
+    }
+    (said.unwrap(), errors)
+}
+
+#[test]
+fn pages_come_and_go_in_every_form() {
+    for said in compile_and_run("tests/c/pages.c", None).1 {
+        // Nodes that there are not are warned of once, and so is an order.
+        let lines: Vec<_> = said.lines().map(|line| line.rsplit(": ").next().unwrap()).collect();
+        assert_eq!(lines, ["node 63 has no memory", "an order above 18 (1 GiB)"], "{said}");
+    }
+}
+
+#[test]
+fn misuse_is_refused_and_changes_nothing() {
+    for said in compile_and_run("tests/c/misuse.c", None).1 {
+        // Of the counts that are refused, the first is warned of. What is not freed is named each time.
+        let counts: Vec<_> = said.lines().filter(|line| !line.starts_with("BUG: Bad page state: ")).collect();
+        assert_eq!(counts, ["pagemill: a bulk request for -1 blocks is refused: a count is 0 to INT_MAX"]);
+        let refused = said.lines().filter(|line| line.ends_with(": the block is free already")).count();
+        assert!(refused >= 7, "{said}");
+    }
+}
+
+#[test]
+fn pools_serve_from_their_reserve_and_take_back_what_it_lacks() {
+    for said in compile_and_run("tests/c/mempool.c", None).1 {
+        let lines: Vec<_> = said.lines().map(|line| line.split_once(" at ").map_or(line, |(_, after)| after)).collect();
+        assert_eq!(lines[0], "count_holes: a request for 17 elements of a reserve of 16 is refused");
+        assert!(lines[1].starts_with("BUG: Bad page state: mempool_free") && lines[1].ends_with("the block is free already"));
+        assert!(lines[2].starts_with("BUG: Bad page state: __free_pages") && lines[2].ends_with("the block is free already"));
+        assert!(lines[3].starts_with("BUG: Bad page state: mempool_free") && lines[3].ends_with("the block cannot be freed"));
+        assert_eq!(lines[4..], ["mempool_exit: 1 elements are handed out"]);
+    }
+}
+
+#[test]
+fn a_radix_tree_finds_the_nearest_present_slot_and_the_nearest_hole() {
+    compile_and_run("tests/c/radix_tree.c", None);
+}
+
+#[test]
+fn dma_pools_hand_out_device_addresses_and_refuse_misuse() {
+    for said in compile_and_run("tests/c/dmapool.c", None).1 {
+        let lines: Vec<_> = said.lines().map(|line| line.split_once(" at ").unwrap().1).collect();
+        assert!(lines[..3].iter().all(|line| line.starts_with("dma_pool_free: block 0x")), "{said}");
+        assert_eq!(lines[3..], ["dma_pool_destroy: 1 blocks are handed out"], "{said}");
+    }
+}
