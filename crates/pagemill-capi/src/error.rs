@@ -5,8 +5,8 @@ use pagemill::{BuildError, Exhausted, Invalid, InvalidRequest, Misuse, MisuseKin
 /// What a call returns: 0, or what is wrong. `pagemill_strerror` has a sentence for each.
 ///
 /// The hundreds tell the kinds apart. 1xx: no memory now; try later, ask for less, or free some. 2xx: the arguments are wrong, and
-/// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator cannot be made or changed as asked. A later version
-/// may add values.
+/// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator cannot be made or changed as asked. 5xx: input
+/// or output failed. A later version may add values.
 ///
 /// cbindgen:rename-all=QualifiedScreamingSnakeCase
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +90,9 @@ pub enum Error {
     InUse = 404,
     /// An invariant of Pagemill is broken: please report it.
     Broken = 405,
+
+    /// Reading or writing a file failed. errno has the system's number, or the one that a function of the program's returned.
+    Io = 500,
 }
 
 impl From<()> for Error {
@@ -196,7 +199,7 @@ pub(crate) fn code(done: Result<(), Error>) -> Error {
 }
 
 /// Every error with its sentence.
-const SENTENCES: [(Error, &CStr); 37] = [
+const SENTENCES: [(Error, &CStr); 38] = [
     (Error::None, c"no error"),
     (Error::Exhausted, c"there are no more pages: free some, ask for fewer, or make the arena larger"),
     (Error::BelowMark, c"free memory is below the watermark for these flags"),
@@ -240,6 +243,7 @@ const SENTENCES: [(Error, &CStr); 37] = [
     (Error::Faults, c"the description of faults cannot be read"),
     (Error::InUse, c"pages, or elements of a pool, are still handed out"),
     (Error::Broken, c"an invariant of Pagemill is broken; please report it"),
+    (Error::Io, c"reading or writing a file failed: errno says why"),
 ];
 
 /// A sentence for an error. It lives for ever. A number that is no error has a sentence too.

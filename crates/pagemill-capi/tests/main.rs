@@ -158,6 +158,11 @@ fn pools_serve_from_their_reserve_and_shrinkers_free_pages() {
 }
 
 #[test]
+fn a_page_cache_reads_writes_and_lends_files() {
+    compile_and_run("cache.c", &[]);
+}
+
+#[test]
 fn signal_handlers_allocate_and_free() {
     compile_and_run("signals.c", &[]);
 }
