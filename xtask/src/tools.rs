@@ -34,6 +34,8 @@ pub(crate) const CLANG_RT: Need =
 pub(crate) const VALGRIND: Need = Need::Deb("valgrind", &["valgrind", "--version"]);
 /// Says how a C program is compiled with an installed library.
 pub(crate) const PKG_CONFIG: Need = Need::Deb("pkg-config", &["pkg-config", "--version"]);
+/// Builds and installs Debian packages.
+pub(crate) const DPKG: Need = Need::Deb("dpkg", &["dpkg-deb", "--version"]);
 /// Writes pagemill.h.
 pub(crate) const CBINDGEN: Need =
     Need::Crate("cbindgen", "0.29.4", &["sh", "-c", "cbindgen --version | grep -q ' 0.29.4$'"]);
