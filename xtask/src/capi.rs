@@ -21,13 +21,19 @@ pub(crate) fn install(prefix: &Path) -> Result<bool> {
     let shell = Shell::new(false)?;
     // The commands run in the repository's root; the user may be elsewhere.
     let prefix = std::path::absolute(prefix).with_context(|| prefix.display().to_string())?;
-    shell.cargo("build --locked --release -p pagemill-capi").limit(BUILD_LIMIT).run("install")?.expect_ok()?;
-    let archive = shell.target.join("release/libpagemill_capi.a");
-    libraries::install(&archive, &shell.root.join(FOLDER), env!("CARGO_PKG_VERSION"), &prefix)?;
-    kernel_shaped::install(&shell.root.join(LINUX_FOLDER), env!("CARGO_PKG_VERSION"), &prefix)?;
+    install_below(&shell, &prefix)?;
     println!("pagemill.h, libpagemill.so and libpagemill.a are below {}", prefix.display());
     println!("The kernel's names are in include/pagemill-linux and libpagemill-linux.a there");
     Ok(true)
+}
+
+/// The same, in a run that is under way.
+pub(crate) fn install_below(shell: &Shell, prefix: &Path) -> Result<()> {
+    shell.cargo("build --locked --release -p pagemill-capi").limit(BUILD_LIMIT).run("install")?.expect_ok()?;
+    let archive = shell.target.join("release/libpagemill_capi.a");
+    libraries::install(&archive, &shell.root.join(FOLDER), env!("CARGO_PKG_VERSION"), prefix)?;
+    kernel_shaped::install(&shell.root.join(LINUX_FOLDER), env!("CARGO_PKG_VERSION"), prefix)?;
+    Ok(())
 }
 
 /// Compares pagemill.h with what cbindgen makes of the crate.

@@ -37,7 +37,7 @@ pub(crate) fn dist(folder: Option<&Path>, args: &[String]) -> Result<bool> {
     for name in ["LICENSE-MIT", "LICENSE-APACHE", "README.md", "CHANGELOG.md"] {
         copy(&shell.root.join(name), &documents.join(name))?;
     }
-    fs::write(documents.join("LICENSES-of-dependencies"), licences(&shell, args)?)?;
+    fs::write(documents.join("LICENSES-of-dependencies"), licences(&shell, "pagemill-cli", args)?)?;
     println!("the program, its man pages, completions and licences are in {}", folder.display());
     Ok(true)
 }
@@ -74,10 +74,10 @@ fn remove_man_pages(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The licences of everything that is linked into the program. Most of them must go where the program goes.
-fn licences(shell: &Shell, args: &[String]) -> Result<String> {
-    let tree = "tree --locked -p pagemill-cli -e normal --prefix none --format {p}";
-    let linked = shell.cargo(tree).args(args).run("dist-tree")?.expect_ok()?.text;
+/// The licences of everything that is linked into a package of the workspace. Most of them must go where the program goes.
+pub(crate) fn licences(shell: &Shell, package: &str, args: &[String]) -> Result<String> {
+    let tree = format!("tree --locked -p {package} -e normal --prefix none --format {{p}}");
+    let linked = shell.cargo(&tree).args(args).run("dist-tree")?.expect_ok()?.text;
     // `name v1.2.3`, and for a crate of this workspace its folder.
     let linked: BTreeSet<_> = linked.lines().filter(|line| !line.contains('(')).map(str::trim).collect();
     let key = |package: &Package| format!("{} v{}", package.name, package.version);

@@ -4,13 +4,14 @@
 //! [`plan`] lists the steps in their order, [`runner`] runs and counts them, [`tools`] installs what the machine lacks. The steps
 //! themselves are in [`builds`] (compiler, lints, tests by way of [`suites`]), [`hunts`] (model checkers, sanitizers, stress, the
 //! canary), [`binaries`] (compiled code), [`vm`] (virtual machines), [`papers`] and [`clauses`] (documents and manifests) and
-//! [`readme`]. [`dist`] and [`capi`] make what is handed to others. [`shell`] starts every command, and [`watch`] ends those that hang.
+//! [`readme`]. [`dist`], [`capi`] and [`deb`] make what is handed to others. [`shell`] starts every command, and [`watch`] ends those that hang.
 
 mod binaries;
 mod builds;
 mod capi;
 mod change;
 mod clauses;
+mod deb;
 mod dist;
 mod floors;
 mod hunts;
@@ -75,6 +76,8 @@ enum Task {
         #[arg(long, default_value = "/usr/local", value_name = "DIR")]
         prefix: PathBuf,
     },
+    /// Build a Debian package of what `install` installs, in target/deb.
+    Deb,
     /// List the steps: the name, the tier, the time and the purpose of each.
     List,
 }
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
         Task::Vm { names } => runner::vm(&names),
         Task::Dist { folder, args } => dist::dist(folder.as_deref(), &args),
         Task::Install { prefix } => capi::install(&prefix),
+        Task::Deb => deb::deb(),
         Task::List => {
             plan::print();
             Ok(true)

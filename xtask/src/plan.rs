@@ -7,10 +7,10 @@ use crate::paths;
 use crate::shell::Shell;
 use crate::tally::Tally;
 use crate::tools::{
-    self, AARCH64, CBINDGEN, CLIPPY, GCC, GIT, GXX, LLVM, MAKE, MANDOC, NIGHTLY, Need, OLDEST_TOOLCHAIN, PKG_CONFIG,
-    RUST_SRC, RUSTFMT, WINDOWS, X86_64_BARE,
+    self, AARCH64, CBINDGEN, CLANG, CLANG_RT, CLIPPY, DPKG, GCC, GIT, GXX, LLVM, MAKE, MANDOC, NIGHTLY, Need,
+    OLDEST_TOOLCHAIN, PKG_CONFIG, RUST_SRC, RUSTFMT, VALGRIND, WINDOWS, X86_64_BARE,
 };
-use crate::{binaries, builds, capi, clauses, hunts, papers, readme, vm};
+use crate::{binaries, builds, capi, clauses, deb, hunts, papers, readme, vm};
 
 /// How much is run. A tier has its own steps and those of the tiers before it; [`Tier::Long`] has only its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -50,10 +50,10 @@ pub(crate) struct Step {
 }
 
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
-/// With what the tests of the library for C compile and link programs with.
-const TESTS: &[Need] = &[GCC, GXX, MAKE, PKG_CONFIG];
+/// With what the tests of the library for C compile, link and run programs with.
+const TESTS: &[Need] = &[GCC, GXX, MAKE, PKG_CONFIG, CLANG, CLANG_RT, VALGRIND];
 const RUSTDOC: &[Need] = &[GCC, GXX, MAKE, NIGHTLY];
-const LINTS: &[Need] = &[CLIPPY, GCC, GXX, MAKE];
+const LINTS: &[Need] = &[CLIPPY, DPKG, GCC, GXX, MAKE];
 const MIRI: &[Need] = &[GCC, NIGHTLY, tools::MIRI, RUST_SRC];
 
 use Tier::{All, Long, Quick, Test};
@@ -93,6 +93,7 @@ pub(crate) const STEPS: &[Step] = &[
 
     step("elsewhere", All, 5, "elsewhere than on Linux, the first error says so", &[WINDOWS], builds::elsewhere),
     step("header", All, 5, "pagemill.h is what the functions for C say", &[CBINDGEN], capi::header),
+    step("deb", All, 25, "the Debian package can be installed, used and removed", &[GCC, PKG_CONFIG, DPKG], deb::check),
     step("rustdoc", All, 60, "the documentation builds without a warning, for each set of features", RUSTDOC,
         builds::rustdoc),
     step("test-release", All, 90, "the tests of the library as a user builds it, without assertions",
