@@ -10,6 +10,11 @@
 #include <pagemill-linux.h>
 #include <unistd.h>
 
+/* Warnings so far, and misuse that was refused. */
+extern unsigned long pagemill_linux_faults;
+/* Whether all new memory is zeroed, and all objects that are freed: the kernel's options init_on_alloc and init_on_free. */
+extern bool pagemill_linux_init_on_alloc, pagemill_linux_init_on_free;
+
 uint32_t pagemill_linux_flags(gfp_t gfp);
 bool pagemill_linux_is_page(const struct page *page);
 void pagemill_linux_refused(const char *function, const struct page *page, enum pagemill_error error);
