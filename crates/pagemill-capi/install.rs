@@ -14,7 +14,7 @@ use std::process::Command;
 const SONAME: &str = "libpagemill.so.0";
 
 /// What Rust's standard library needs, as `rustc --print native-static-libs` says.
-const SYSTEM: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
+pub(crate) const SYSTEM: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
 
 /// Installs the library `archive`, of this version, below `prefix`. `folder` is that of this crate.
 pub(crate) fn install(archive: &Path, folder: &Path, version: &str, prefix: &Path) -> io::Result<()> {

@@ -12,8 +12,8 @@
 
 /* Warnings so far, and misuse that was refused. */
 extern unsigned long pagemill_linux_faults;
-/* Whether all new memory is zeroed, and all objects that are freed: the kernel's options init_on_alloc and init_on_free. */
-extern bool pagemill_linux_init_on_alloc, pagemill_linux_init_on_free;
+/* Whether all new memory is zeroed: the kernel's option init_on_alloc. */
+extern bool pagemill_linux_init_on_alloc;
 
 uint32_t pagemill_linux_flags(gfp_t gfp);
 bool pagemill_linux_is_page(const struct page *page);

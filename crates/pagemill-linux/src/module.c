@@ -127,9 +127,9 @@ static bool is_clean(void) {
 
 int main(int argc, char **argv) {
     int at = 1;
-    for (; at < argc && strncmp(argv[at], "--", 2) == 0; at++) {
-        pagemill_linux_init_on_alloc |= strcmp(argv[at], "--init-on-alloc") == 0;
-        pagemill_linux_init_on_free |= strcmp(argv[at], "--init-on-free") == 0;
+    if (at < argc && strcmp(argv[at], "--init-on-alloc") == 0) {
+        pagemill_linux_init_on_alloc = true;
+        at++;
     }
     if (at < argc)
         name = argv[at++];

@@ -20,7 +20,7 @@ static struct pagemill_arena arenas[MAX_ARENAS];
 static size_t n_arenas;
 static struct pagemill_allocator *the_allocator;
 unsigned long pagemill_linux_faults;
-bool pagemill_linux_init_on_alloc, pagemill_linux_init_on_free;
+bool pagemill_linux_init_on_alloc;
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 void pagemill_linux_warn(const char *file, int line, const char *function, const char *format, ...) {

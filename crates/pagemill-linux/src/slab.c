@@ -154,11 +154,6 @@ static void prepare(struct kmem_cache *cache, void *object, gfp_t gfp) {
         memset(object, 0, cache->stride);
 }
 
-static void wipe(struct kmem_cache *cache, void *object) {
-    if (pagemill_linux_init_on_free && !cache->ctor && !(cache->flags & SLAB_TYPESAFE_BY_RCU))
-        memset(object, 0, cache->stride);
-}
-
 /* All of n objects, or none. */
 static size_t take_all(struct kmem_cache *cache, gfp_t gfp, int node, size_t n, void **objects) {
     gfp_t pages = gfp & ~__GFP_ZERO;
@@ -209,17 +204,13 @@ static void free_object(const char *function, struct kmem_cache *cache, const vo
         if (WARN(!TestClearPageSlab(page), "%s of %p, which is free", function, object))
             return;
         __atomic_fetch_sub(&n_large, 1, __ATOMIC_RELAXED);
-        if (pagemill_linux_init_on_free)
-            memset(slab->base, 0, PAGE_SIZE << slab->order);
         end_slab(&slab->rcu);
         return;
     }
     spin_lock(&owner->lock);
     bool was_taken = is_taken(slab, at);
-    if (was_taken) {
-        wipe(owner, (void *)object);
+    if (was_taken)
         give(slab, at, &ended);
-    }
     spin_unlock(&owner->lock);
     WARN(!was_taken, "%s of %p, an object of the cache %s that is free", function, object, owner->name);
     end_slabs(owner, &ended);
