@@ -79,6 +79,31 @@
 // The pages are committed before they are delivered: the first access to a page does not fault.
 #define PAGEMILL_BULK_POPULATED 1
 
+// Device addresses are the process's own: for simulated devices and for trials.
+#define PAGEMILL_DEVICE_IDENTITY 0
+
+// Physical addresses. It needs CAP_SYS_ADMIN, and locks the memory. The kernel may still move pages that are not of reserved huge pages, and
+// a fork moves all: use it only where nothing does, and VFIO where there is an IOMMU.
+#define PAGEMILL_DEVICE_PHYSICAL 1
+
+// Addresses of the IOMMU of a VFIO container (type 1), `fd`, which has its groups and its IOMMU already.
+#define PAGEMILL_DEVICE_VFIO 2
+
+// Offsets in the UMEM of an AF_XDP socket, `fd`: the allocator has one arena, which becomes the UMEM.
+#define PAGEMILL_DEVICE_UMEM 3
+
+// Registered buffers of an io_uring, `fd`, which has none yet. The upper bits of a device address, from bit 30 on, are the `buf_index` of
+// requests; their `addr` is the pointer. An arena has a buffer for each GiB, and no request may reach from one buffer to the next: no page
+// does, nor a block of a pool.
+#define PAGEMILL_DEVICE_FIXED_BUFFERS 4
+
+// Whatever the functions `map` and `unmap` say: a GPU's addresses, for example.
+#define PAGEMILL_DEVICE_FUNCTIONS 5
+
+// Freed blocks are filled with a pattern, which is looked at when they are handed out again: the hook of `pagemill_on_misuse` is called with
+// `PAGEMILL_ERROR_MISUSE` if somebody has written to one, and `misused` counts it. For finding faults: it costs time.
+#define PAGEMILL_DMA_POOL_POISONED 1
+
 // May reclaim and wait. Not in a signal handler.
 #define PAGEMILL_GFP_KERNEL 112
 
@@ -142,8 +167,8 @@
 // What a call returns: 0, or what is wrong. `pagemill_strerror` has a sentence for each.
 //
 // The hundreds tell the kinds apart. 1xx: no memory now; try later, ask for less, or free some. 2xx: the arguments are wrong, and
-// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator cannot be made or changed as asked. A later version
-// may add values.
+// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator or a device cannot be made
+// or changed as asked. A later version may add values.
 //
 enum pagemill_error {
   // It worked.
@@ -192,6 +217,8 @@ enum pagemill_error {
   PAGEMILL_ERROR_ABOVE_RESERVE = 211,
   // A size that a pool's reserve cannot have, or not while a request waits for more.
   PAGEMILL_ERROR_RESERVE = 212,
+  // A size, an alignment or a boundary that a pool's blocks, fragments or ring cannot have.
+  PAGEMILL_ERROR_SIZE = 213,
   // Another value that no request can have.
   PAGEMILL_ERROR_INVALID = 299,
   // The block is free already.
@@ -208,7 +235,7 @@ enum pagemill_error {
   PAGEMILL_ERROR_QUARANTINED = 305,
   // Another misuse.
   PAGEMILL_ERROR_MISUSE = 399,
-  // The system refuses memory, a thread or a lock.
+  // The system refuses memory, a thread, a lock or a device.
   PAGEMILL_ERROR_SYSTEM = 400,
   // An arena's size, alignment, watermarks or place cannot be.
   PAGEMILL_ERROR_ARENA = 401,
@@ -220,6 +247,10 @@ enum pagemill_error {
   PAGEMILL_ERROR_IN_USE = 404,
   // An invariant of Pagemill is broken: please report it.
   PAGEMILL_ERROR_BROKEN = 405,
+  // The device, or this machine, lacks something; or the device's addresses cannot be.
+  PAGEMILL_ERROR_DEVICE = 406,
+  // This is a forked child, and what it asks for is its parent's.
+  PAGEMILL_ERROR_FORKED = 407,
 };
 
 // A limit on pages, which requests that name it are charged to. The type is opaque.
@@ -237,6 +268,24 @@ struct pagemill_allocator;
 
 // Ends the waits of requests that name it. The type is opaque.
 struct pagemill_cancel_token;
+
+// An allocator's memory as a device sees it: each byte has a device address. The type is opaque. Any thread may use a device.
+//
+// Every arena of the allocator is mapped for the device as a whole, once: when the device is made, or, if the arena is added later, when an
+// address in it is first looked up. Its memory does not go back to the system then.
+//
+// The child of a `fork` gets `PAGEMILL_ERROR_FORKED` from each call that looks up an address; what it releases stays as it is for the
+// parent.
+struct pagemill_device;
+
+// A pool of blocks of one size, each with a device address. Blocks are smaller than a page, or as large as many. The type is opaque. Any
+// thread may use a pool.
+//
+// What the pool knows of its blocks lies outside them: a device that writes to a freed block damages no list. But free a block only when the
+// device is done with it, since the next owner gets the same memory.
+//
+// In the child of a `fork` the pool is its parent's: the child gets `PAGEMILL_ERROR_FORKED`, and statistics without blocks.
+struct pagemill_dma_pool;
 
 // A list of blocks of one order. It owns its blocks, and no pointer to them is handed out: free them by way of the list, or take them
 // off. Its links lie outside the blocks. The type is opaque. One thread at a time may use a list.
@@ -381,6 +430,57 @@ struct pagemill_run {
   void *start;
   // How many blocks.
   size_t blocks;
+};
+
+// How a device gets its addresses. Set `size` to `sizeof(struct pagemill_device_options)`, `kind`, and what that kind needs; the rest is 0.
+struct pagemill_device_options {
+  // The size of this structure, in bytes.
+  size_t size;
+  // One of `PAGEMILL_DEVICE_IDENTITY` to `PAGEMILL_DEVICE_FUNCTIONS`.
+  uint32_t kind;
+  // The descriptor of VFIO's container, of the socket or of the io_uring. It is duplicated: close yours when you like.
+  int fd;
+  // VFIO: device addresses have at most so many bits. 0: as the IOMMU allows.
+  uint32_t address_bits;
+  // UMEM: the size of a chunk, 2048 or 4096 bytes.
+  uint32_t chunk;
+  // UMEM: the bytes at the beginning of a chunk that stay free.
+  uint32_t headroom;
+  // Registered buffers: how many the table has room for, up to 16384. 0: 1024.
+  uint32_t entries;
+  // Makes memory known to the device, `pages` pages of 4096 bytes from `memory` on, which is one arena. It writes the device address of
+  // the first byte and returns 1, if the others follow it; or writes the address of each page, and returns `pages`. 0: the device refuses.
+  //
+  // It may not call this device's functions, may be called by any thread, and returns: no exception, no longjmp.
+  size_t (*map)(void *memory, size_t pages, uint64_t *addresses, void *user);
+  // Undoes `map`, of which it gets the `n` addresses. When it returns, the device reaches the memory no more. It is called when the device
+  // and all pools over it are gone. As `map` otherwise.
+  void (*unmap)(void *memory, size_t pages, const uint64_t *addresses, size_t n, void *user);
+  // Whether one transfer may reach from the first device address to the last: 1 or 0. 1 for memory of up to 1 GiB that is aligned to its
+  // size. May be null: it always may. As `map` otherwise.
+  int (*is_one_piece)(uint64_t first, uint64_t last, void *user);
+  // Passed to the functions.
+  void *user;
+  // Gets the words of an error, with what to do, if it is not null: up to `message_size` bytes, with the 0 at the end.
+  char *message;
+  // The bytes at `message`.
+  size_t message_size;
+};
+
+// What a pool has.
+struct pagemill_dma_pool_statistics {
+  // Blocks that are handed out. Exact while no thread allocates or frees.
+  size_t in_use;
+  // All blocks of the pool.
+  size_t blocks;
+  // The bytes of a block.
+  size_t block_bytes;
+  // The pages that the blocks lie in.
+  size_t pages;
+  // Bytes of the pool's tables and lists that are in use.
+  size_t metadata;
+  // Blocks that were refused when they were freed. In a poisoned pool, blocks that were written to while free count too.
+  uint64_t misused;
 };
 
 // A pool's size, elements and pressure. Counts are of elements.
@@ -617,6 +717,140 @@ enum pagemill_error pagemill_account_uncharge(const struct pagemill_account *acc
 //
 // Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
 enum pagemill_error pagemill_account_destroy(struct pagemill_account *account);
+
+// Makes a device over an allocator, and maps the allocator's arenas for it. `*device` gets the handle, or null.
+//
+// Errors: `PAGEMILL_ERROR_SYSTEM` if the system refuses, `PAGEMILL_ERROR_DEVICE` if this machine or the device lacks something, 2xx if an
+// argument is wrong. `options->message` then has the words.
+//
+// Threads: any. Signal handlers: no. A device of an io_uring for a single thread is made and released on that thread.
+enum pagemill_error pagemill_device_create(struct pagemill_allocator *allocator,
+                                           const struct pagemill_device_options *options,
+                                           struct pagemill_device **device);
+
+// The device address of a byte in the allocator's memory: of a page, or anywhere in a block. `*address` gets it.
+//
+// Errors: `PAGEMILL_ERROR_FOREIGN` for a pointer outside that memory, `PAGEMILL_ERROR_FORKED`; for the first look-up in an arena that was
+// added later, as for `pagemill_device_create`. 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_device_address(const struct pagemill_device *device,
+                                            const void *byte,
+                                            uint64_t *address);
+
+// Shares the table of registered buffers with another io_uring, `fd`, which has none yet: it then reaches the same memory at the same device
+// addresses. The library keeps it open as long as the device exists.
+//
+// Errors: `PAGEMILL_ERROR_SYSTEM` before Linux 6.12, or if the rings are of different users. `PAGEMILL_ERROR_INVALID` for a device of
+// another kind.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_device_share(struct pagemill_device *device,
+                                          int fd);
+
+// The device's pools in the format of the kernel's `pools` file, a line for each: name, blocks that are handed out, blocks, bytes of a
+// block, pages. Up to `size` bytes at `text`, with the 0 at the end. Returns the whole length, as `snprintf` does; 0 for no open handle.
+//
+// Threads: any. Signal handlers: no.
+size_t pagemill_device_pools(const struct pagemill_device *device,
+                             char *text,
+                             size_t size);
+
+// Lets a device go. Its memory is unmapped when the last pool over it is gone, too.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_device_release(struct pagemill_device *device);
+
+// Makes a pool of blocks of `bytes` bytes, at least 16, rounded up to a multiple of `align`. The addresses of blocks are multiples of
+// `align`, a power of two, in the process and for the device; 0: of any. No block crosses a multiple of `boundary`, a power of two; 0: there
+// is none. `flags` is 0 or `PAGEMILL_DMA_POOL_POISONED`. `name` is copied. `*pool` gets the handle, or null.
+//
+// A block of up to 4096 bytes lies in one page. The pool has no memory at first, takes pages from the device's allocator as it needs them,
+// and keeps them until it is destroyed.
+//
+// Errors: `PAGEMILL_ERROR_SIZE` if there can be no such blocks: also if they are larger than a page, and the device has each page elsewhere.
+// 4xx if the system refuses address space, or in a forked child. 2xx if another argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_create(const char *name,
+                                             struct pagemill_device *device,
+                                             size_t bytes,
+                                             size_t align,
+                                             size_t boundary,
+                                             uint32_t flags,
+                                             struct pagemill_dma_pool **pool);
+
+// Allocates one block. `*block` gets it, or null; `*address`, unless the pointer is null, gets its device address. The contents are
+// unspecified unless `gfp_bits` has `PAGEMILL_GFP_ZERO`. The other flags matter when the pool has no free block and takes another page.
+//
+// Errors: 1xx if the pool and its allocator have no memory, `PAGEMILL_ERROR_DEVICE` if the device does not map it, `PAGEMILL_ERROR_FORKED`.
+// 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_alloc(struct pagemill_dma_pool *pool,
+                                            uint32_t gfp_bits,
+                                            uint64_t *address,
+                                            void **block);
+
+// Fills all null slots among the first n of an array, in ascending order, or none. `addresses` is null or has n slots, too: a block's device
+// address goes to the slot with the number of the block's. `*added`, unless the pointer is null, gets the number of blocks.
+//
+// Errors: as for `pagemill_dma_pool_alloc`. The slots are then as they were.
+//
+// Threads: any; nobody else may use the arrays meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_alloc_bulk(struct pagemill_dma_pool *pool,
+                                                 uint32_t gfp_bits,
+                                                 void **slots,
+                                                 uint64_t *addresses,
+                                                 int64_t n,
+                                                 size_t *added);
+
+// Frees one block, which the device must be done with.
+//
+// Errors: 3xx for any pointer that is not that of a block of this pool which is handed out: null, freed already, another pool's, inside a
+// block. It changes nothing then. 2xx for no open handle.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_free(struct pagemill_dma_pool *pool,
+                                           void *block);
+
+// Frees the blocks of an array's first n slots. Empties the slots of those that it frees, and passes over null slots. `*freed`, unless the
+// pointer is null, gets their number.
+//
+// Errors: as for `pagemill_dma_pool_free`, the first one's: those slots are as they were, all others are freed.
+//
+// Threads: any; nobody else may use the array meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_free_bulk(struct pagemill_dma_pool *pool,
+                                                void **slots,
+                                                int64_t n,
+                                                size_t *freed);
+
+// Reads a pool's statistics.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_stats(const struct pagemill_dma_pool *pool,
+                                            struct pagemill_dma_pool_statistics *stats);
+
+// Destroys a pool of which no block is handed out, and frees its pages. `*out`, unless the pointer is null, gets the number of blocks that
+// are handed out.
+//
+// Errors: `PAGEMILL_ERROR_IN_USE` if there are any; nothing has changed then.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_destroy(struct pagemill_dma_pool *pool,
+                                              size_t *out);
+
+// Lets a pool go. If a block of it is handed out, its pages stay for ever, mapped for the device, since that may still write to them; the
+// hook of `pagemill_on_misuse` is called with `PAGEMILL_ERROR_MISUSE`. Nobody can free such a block any more.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_dma_pool_release(struct pagemill_dma_pool *pool);
 
 // A sentence for an error. It lives for ever. A number that is no error has a sentence too.
 //

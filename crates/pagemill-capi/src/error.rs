@@ -1,12 +1,12 @@
 //! Errors as one number, which says which of the kinds of C10.1 it is, and which reason.
 use core::ffi::{CStr, c_char, c_int};
-use pagemill::{BuildError, Exhausted, Invalid, InvalidRequest, Misuse, MisuseKind, Why};
+use pagemill::{BuildError, DeviceError, Exhausted, Invalid, InvalidRequest, Misuse, MisuseKind, Why};
 
 /// What a call returns: 0, or what is wrong. `pagemill_strerror` has a sentence for each.
 ///
 /// The hundreds tell the kinds apart. 1xx: no memory now; try later, ask for less, or free some. 2xx: the arguments are wrong, and
-/// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator cannot be made or changed as asked. A later version
-/// may add values.
+/// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator or a device cannot be made
+/// or changed as asked. A later version may add values.
 ///
 /// cbindgen:rename-all=QualifiedScreamingSnakeCase
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,6 +60,8 @@ pub enum Error {
     AboveReserve = 211,
     /// A size that a pool's reserve cannot have, or not while a request waits for more.
     Reserve = 212,
+    /// A size, an alignment or a boundary that a pool's blocks, fragments or ring cannot have.
+    Size = 213,
     /// Another value that no request can have.
     Invalid = 299,
 
@@ -78,7 +80,7 @@ pub enum Error {
     /// Another misuse.
     Misuse = 399,
 
-    /// The system refuses memory, a thread or a lock.
+    /// The system refuses memory, a thread, a lock or a device.
     System = 400,
     /// An arena's size, alignment, watermarks or place cannot be.
     Arena = 401,
@@ -90,6 +92,10 @@ pub enum Error {
     InUse = 404,
     /// An invariant of Pagemill is broken: please report it.
     Broken = 405,
+    /// The device, or this machine, lacks something; or the device's addresses cannot be.
+    Device = 406,
+    /// This is a forked child, and what it asks for is its parent's.
+    Forked = 407,
 }
 
 impl From<()> for Error {
@@ -141,6 +147,7 @@ impl From<InvalidRequest> for Error {
             InvalidRequest::ReclaimInShrinker => Self::Reclaiming,
             InvalidRequest::AboveReserve { .. } => Self::AboveReserve,
             InvalidRequest::Reserve { .. } | InvalidRequest::ReserveAwaited { .. } => Self::Reserve,
+            InvalidRequest::RingSize { .. } | InvalidRequest::FragmentSize { .. } => Self::Size,
             _ => Self::Invalid,
         }
     }
@@ -190,13 +197,30 @@ impl From<pagemill::Error> for Error {
     }
 }
 
+impl From<DeviceError> for Error {
+    fn from(why: DeviceError) -> Self {
+        match why {
+            DeviceError::System { .. } => Self::System,
+            DeviceError::Size { .. }
+            | DeviceError::Align { .. }
+            | DeviceError::Boundary { .. }
+            | DeviceError::Scattered { .. } => Self::Size,
+            DeviceError::NotHere { .. } => Self::Foreign,
+            DeviceError::Full { .. } => Self::Exhausted,
+            DeviceError::Forked => Self::Forked,
+            DeviceError::Memory(why) => why.into(),
+            _ => Self::Device,
+        }
+    }
+}
+
 /// The number that a C function returns.
 pub(crate) fn code(done: Result<(), Error>) -> Error {
     done.err().unwrap_or(Error::None)
 }
 
 /// Every error with its sentence.
-const SENTENCES: [(Error, &CStr); 37] = [
+const SENTENCES: [(Error, &CStr); 40] = [
     (Error::None, c"no error"),
     (Error::Exhausted, c"there are no more pages: free some, ask for fewer, or make the arena larger"),
     (Error::BelowMark, c"free memory is below the watermark for these flags"),
@@ -226,6 +250,7 @@ const SENTENCES: [(Error, &CStr); 37] = [
     (Error::Name, c"there is no counter of this name"),
     (Error::AboveReserve, c"a request above the pool's reserve: split it, or make the reserve larger"),
     (Error::Reserve, c"a pool's reserve cannot have this size, or not while a request waits for more"),
+    (Error::Size, c"a pool's blocks, fragments or ring cannot have this size, alignment or boundary"),
     (Error::Invalid, c"a value that no request can have"),
     (Error::DoubleFree, c"the block is free already"),
     (Error::Foreign, c"Pagemill did not hand out this pointer"),
@@ -234,12 +259,14 @@ const SENTENCES: [(Error, &CStr); 37] = [
     (Error::Inside, c"the pointer lies inside a block, not at its start"),
     (Error::Quarantined, c"the page was freed twice before, and was put aside"),
     (Error::Misuse, c"the block cannot be freed"),
-    (Error::System, c"the system refuses memory, a lock or a thread"),
+    (Error::System, c"the system refuses memory, a lock, a thread or a device"),
     (Error::Arena, c"an arena's size, alignment, watermarks or place cannot be"),
     (Error::Backend, c"the backend of the per-CPU lists does not work here, or there is none of this name"),
     (Error::Faults, c"the description of faults cannot be read"),
     (Error::InUse, c"pages, or elements of a pool, are still handed out"),
     (Error::Broken, c"an invariant of Pagemill is broken; please report it"),
+    (Error::Device, c"the device, or this machine, lacks something; or the device's addresses cannot be"),
+    (Error::Forked, c"the parent process has this; set up a device in this process"),
 ];
 
 /// A sentence for an error. It lives for ever. A number that is no error has a sentence too.

@@ -16,6 +16,8 @@
 
 mod allocator;
 mod bulk;
+mod device;
+mod dma_pool;
 mod error;
 mod gfp;
 mod handle;
@@ -29,6 +31,8 @@ mod text;
 
 pub use allocator::*;
 pub use bulk::*;
+pub use device::*;
+pub use dma_pool::*;
 pub use error::{Error, pagemill_strerror};
 pub use gfp::*;
 pub use list::*;

@@ -112,6 +112,17 @@ fn pools_serve_from_their_reserve_and_shrinkers_free_pages() {
     compile_and_run("pools.c", &[]);
 }
 
+/// What a program could not try on this machine.
+fn say_what_was_skipped(outputs: &[Output]) {
+    let said: BTreeSet<_> = outputs.iter().map(|output| String::from_utf8_lossy(&output.stdout)).collect();
+    said.iter().for_each(|said| print!("{said}"));
+}
+
+#[test]
+fn blocks_with_device_addresses_come_and_go_and_misuse_of_them_is_refused() {
+    say_what_was_skipped(&compile_and_run("dma.c", &[]));
+}
+
 #[test]
 fn signal_handlers_allocate_and_free() {
     compile_and_run("signals.c", &[]);

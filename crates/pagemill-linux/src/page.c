@@ -324,6 +324,21 @@ static int drop(const char *function, struct page *page, unsigned int order) {
     return count - 1;
 }
 
+/* Takes the only reference of a page from its owner. Refused, if it has none, or others. */
+bool pagemill_linux_claim(const char *function, struct page *page) {
+    int one = 1;
+    if (pagemill_linux_is_page(page)) {
+        if (__atomic_compare_exchange_n(&page->_refcount.counter, &one, 0, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            return true;
+        if (one > 1) {
+            pagemill_linux_refused(function, page, PAGEMILL_ERROR_MISUSE);
+            return false;
+        }
+    }
+    drop(function, page, 0);
+    return false;
+}
+
 /* Frees a block without references, or gives it its reference back. */
 static void free_block(const char *function, struct page *page, unsigned int order) {
     if (PageHead(page) && order == page->compound_order)

@@ -102,3 +102,20 @@ fn misuse_is_refused_and_changes_nothing() {
         assert!(refused >= 7, "{said}");
     }
 }
+
+#[test]
+fn pools_serve_from_their_reserve_and_take_back_what_it_lacks() {
+    for said in compile_and_run("tests/c/mempool.c", None).1 {
+        let lines: Vec<_> = said.lines().map(|line| line.split_once(" at ").map_or(line, |(_, after)| after)).collect();
+        assert_eq!(lines[0], "count_holes: a request for 17 elements of a reserve of 16 is refused");
+        assert!(lines[1].starts_with("BUG: Bad page state: mempool_free") && lines[1].ends_with("the block is free already"));
+        assert!(lines[2].starts_with("BUG: Bad page state: __free_pages") && lines[2].ends_with("the block is free already"));
+        assert!(lines[3].starts_with("BUG: Bad page state: mempool_free") && lines[3].ends_with("the block cannot be freed"));
+        assert_eq!(lines[4..], ["mempool_exit: 1 elements are handed out"]);
+    }
+}
+
+#[test]
+fn a_radix_tree_finds_the_nearest_present_slot_and_the_nearest_hole() {
+    compile_and_run("tests/c/radix_tree.c", None);
+}

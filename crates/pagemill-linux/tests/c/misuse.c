@@ -71,6 +71,10 @@ static void frees_that_are_refused(void) {
     REFUSED(DOUBLE_FREE, split_page(pages[0], 0));
 }
 
+static void never(struct page *page, void *data) {
+    CHECK(!page && !data);
+}
+
 static void counts_that_are_refused(void) {
     LIST_HEAD(list);
     struct page *one = NULL;
@@ -78,7 +82,7 @@ static void counts_that_are_refused(void) {
     CHECK(alloc_pages_bulk_list(GFP_KERNEL, -1, &list) == 0);
     CHECK(alloc_pages_bulk_array(GFP_KERNEL, -1, &one) == 0 && !one);
     CHECK(alloc_pages_bulk(GFP_KERNEL, 1UL << 31, &one) == 0 && !one);
-    CHECK(alloc_pages_bulk_cb(GFP_KERNEL, -5, NULL, NULL) == 0);
+    CHECK(alloc_pages_bulk_cb(GFP_KERNEL, -5, never, NULL) == 0);
     CHECK(__alloc_pages_bulk(GFP_KERNEL, 0, NULL, -1, &one) == 0 && !one);
     CHECK(list_empty(&list));
     settled(0);

@@ -127,21 +127,33 @@ static inline unsigned long alloc_pages_bulk(gfp_t gfp, unsigned int order, unsi
 
 #else
 
-#define __alloc_pages_bulk(gfp, nid, nodes, n, array) pagemill_linux_bulk(gfp, 0, nid, nodes, n, NULL, array, NULL, NULL)
+static inline unsigned long __alloc_pages_bulk(gfp_t gfp, int nid, nodemask_t *nodes, int n, struct page **array) {
+    return pagemill_linux_bulk(gfp, 0, nid, nodes, n, NULL, array, NULL, NULL);
+}
 
 #endif
 
 #if PAGEMILL_LINUX_YEAR == 2021
 
 /* The list form: what this name meant first. */
-#define alloc_pages_bulk(gfp, n, list) alloc_pages_bulk_list(gfp, n, list)
+static inline unsigned long alloc_pages_bulk(gfp_t gfp, unsigned long n, struct list_head *list) {
+    return alloc_pages_bulk_list(gfp, n, list);
+}
 
 #else
 
 /* The array form, since Linux 6.14. */
-#define alloc_pages_bulk(gfp, n, array) alloc_pages_bulk_array(gfp, n, array)
-#define alloc_pages_bulk_node(gfp, nid, n, array) alloc_pages_bulk_array_node(gfp, nid, n, array)
-#define alloc_pages_bulk_mempolicy(gfp, n, array) alloc_pages_bulk_array_mempolicy(gfp, n, array)
+static inline unsigned long alloc_pages_bulk(gfp_t gfp, unsigned long n, struct page **array) {
+    return alloc_pages_bulk_array(gfp, n, array);
+}
+
+static inline unsigned long alloc_pages_bulk_node(gfp_t gfp, int nid, unsigned long n, struct page **array) {
+    return alloc_pages_bulk_array_node(gfp, nid, n, array);
+}
+
+static inline unsigned long alloc_pages_bulk_mempolicy(gfp_t gfp, unsigned long n, struct page **array) {
+    return alloc_pages_bulk_array_mempolicy(gfp, n, array);
+}
 
 #endif
 #endif
