@@ -31,9 +31,14 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...) {
     va_end(arguments);
 }
 
+/* `bool` is a macro, which another macro's argument may have expanded. */
+static const char *type_of(const struct pagemill_module_param *param) {
+    return strcmp(param->type, "_Bool") == 0 ? "bool" : param->type;
+}
+
 /* Reads one value. 0, or a negative error. */
 static int set(const struct pagemill_module_param *param, void *place, const char *value) {
-    const char *type = param->type;
+    const char *type = type_of(param);
     long long is = 0;
     unsigned long long bits = 0;
     bool truth;
@@ -77,7 +82,7 @@ static const struct pagemill_module_param *param_of(const char *words, size_t le
             return *at;
     say("it has no parameter %.*s; its parameters are:", (int)length, words);
     for (const struct pagemill_module_param *const *at = __start_pagemill_params; at < __stop_pagemill_params; at++)
-        fprintf(stderr, "    %s (%s) %s\n", (*at)->name, (*at)->type, text_of((*at)->name));
+        fprintf(stderr, "    %s (%s) %s\n", (*at)->name, type_of(*at), text_of((*at)->name));
     return NULL;
 }
 
@@ -101,7 +106,7 @@ static bool set_by(const char *argument) {
         *param->count = n;
     free(values);
     if (error)
-        say("%s: the parameter %s is of type %s: %s", argument, param->name, param->type, strerror(-error));
+        say("%s: the parameter %s is of type %s: %s", argument, param->name, type_of(param), strerror(-error));
     return !error;
 }
 
@@ -121,7 +126,7 @@ static bool is_clean(void) {
     else if (census.handed_out > slabs)
         say("%zu pages are not freed", census.handed_out - slabs);
     if (faults > 0)
-        say("%lu warnings, see above", faults);
+        say("warnings: %lu, see above", faults);
     return !error && census.handed_out == 0 && faults == 0 && pagemill_linux_caches() == 0;
 }
 

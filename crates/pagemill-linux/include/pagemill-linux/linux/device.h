@@ -69,12 +69,12 @@ static inline void *devm_kcalloc(struct device *dev, size_t n, size_t size, gfp_
 }
 
 #define dev_printk(level, dev, format, ...) printk(level "%s: " format, dev_name(dev), ##__VA_ARGS__)
-#define dev_err(dev, format, ...) dev_printk(KERN_ERR, dev, pr_fmt(format), ##__VA_ARGS__)
-#define dev_warn(dev, format, ...) dev_printk(KERN_WARNING, dev, pr_fmt(format), ##__VA_ARGS__)
-#define dev_notice(dev, format, ...) dev_printk(KERN_NOTICE, dev, pr_fmt(format), ##__VA_ARGS__)
-#define dev_info(dev, format, ...) dev_printk(KERN_INFO, dev, pr_fmt(format), ##__VA_ARGS__)
+#define dev_err(dev, format, ...) dev_printk(KERN_ERR, dev, format, ##__VA_ARGS__)
+#define dev_warn(dev, format, ...) dev_printk(KERN_WARNING, dev, format, ##__VA_ARGS__)
+#define dev_notice(dev, format, ...) dev_printk(KERN_NOTICE, dev, format, ##__VA_ARGS__)
+#define dev_info(dev, format, ...) dev_printk(KERN_INFO, dev, format, ##__VA_ARGS__)
 #ifdef DEBUG
-#define dev_dbg(dev, format, ...) dev_printk(KERN_DEBUG, dev, pr_fmt(format), ##__VA_ARGS__)
+#define dev_dbg(dev, format, ...) dev_printk(KERN_DEBUG, dev, format, ##__VA_ARGS__)
 #else
 #define dev_dbg(dev, format, ...) no_printk("%s: " format, dev_name(dev), ##__VA_ARGS__)
 #endif

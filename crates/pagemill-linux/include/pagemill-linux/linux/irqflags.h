@@ -4,8 +4,8 @@
 
 #include <linux/compiler.h>
 
-#define local_irq_save(flags) ((void)((flags) = 0), barrier())
-#define local_irq_restore(flags) ((void)(flags), barrier())
+#define local_irq_save(flags) do { (flags) = 0; barrier(); } while (0)
+#define local_irq_restore(flags) do { (void)(flags); barrier(); } while (0)
 #define local_irq_disable() barrier()
 #define local_irq_enable() barrier()
 #define local_bh_disable() barrier()
