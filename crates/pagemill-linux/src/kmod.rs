@@ -145,7 +145,9 @@ fn hints(said: &str) -> Vec<String> {
                  file of yours, named behind the module: pagemill-kmod FILE.c MORE.c"
             )
         } else if let Some(what) = between(line, "undefined reference to `", "'") {
-            format!("Nothing defines {what}. Define it in a file of yours, named behind the module: pagemill-kmod FILE.c MORE.c")
+            format!(
+                "Nothing defines {what}. Define it in a file of yours, named behind the module: pagemill-kmod FILE.c MORE.c"
+            )
         } else {
             continue;
         };
@@ -169,7 +171,8 @@ fn prefix() -> Result<PathBuf, String> {
     if installed.join("lib/libpagemill-linux.a").exists() {
         return Ok(installed);
     }
-    let in_tree = in_build_tree(here).map_err(|error| format!("installing headers and libraries beside this program: {error}"))?;
+    let in_tree = in_build_tree(here)
+        .map_err(|error| format!("installing headers and libraries beside this program: {error}"))?;
     in_tree.ok_or_else(|| {
         let lib = installed.join("lib/libpagemill-linux.a");
         format!(
@@ -229,7 +232,8 @@ fn newest_below(folder: &Path) -> io::Result<SystemTime> {
 }
 
 fn signal_name(signal: i32) -> String {
-    let names = [(4, "SIGILL"), (6, "SIGABRT"), (7, "SIGBUS"), (8, "SIGFPE"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM")];
+    let names =
+        [(4, "SIGILL"), (6, "SIGABRT"), (7, "SIGBUS"), (8, "SIGFPE"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM")];
     let known = names.iter().find(|(number, _)| *number == signal);
     known.map_or_else(|| format!("signal {signal}"), |(_, name)| (*name).to_owned())
 }
