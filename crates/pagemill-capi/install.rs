@@ -41,7 +41,7 @@ pub(crate) fn install(archive: &Path, folder: &Path, version: &str, prefix: &Pat
 }
 
 /// Makes a file beside its place and moves it there: a program that has the old one open keeps it.
-fn replace(place: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+pub(crate) fn replace(place: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let mut new = place.as_os_str().to_owned();
     new.push(".new");
     let new = Path::new(&new);

@@ -4,7 +4,7 @@
 //! [`plan`] lists the steps in their order, [`runner`] runs and counts them, [`tools`] installs what the machine lacks. The steps
 //! themselves are in [`builds`] (compiler, lints, tests by way of [`suites`]), [`hunts`] (model checkers, sanitizers, stress, the
 //! canary), [`binaries`] (compiled code), [`vm`] (virtual machines), [`papers`] and [`clauses`] (documents and manifests) and
-//! [`readme`]. [`dist`] and [`capi`] make what is handed to others. [`shell`] starts every command, and [`watch`] ends those that hang.
+//! [`readme`]. [`modules`] runs modules of the kernel. [`dist`] and [`capi`] make what is handed to others. [`shell`] starts every command, and [`watch`] ends those that hang.
 
 mod binaries;
 mod builds;
@@ -14,6 +14,7 @@ mod clauses;
 mod dist;
 mod floors;
 mod hunts;
+mod modules;
 mod papers;
 mod paths;
 mod plan;
