@@ -106,9 +106,11 @@ static bool find_next(const struct radix_tree_node *node, unsigned int level, un
             return false;
         if (level == 0 || find_next(node->slots[found], level - 1, index, last))
             return true;
-        if (found == SLOTS - 1)
+        unsigned long next = ((*index >> level * BITS) + 1) << level * BITS;
+        /* The top of the highest tree has fewer slots than others: the index wraps there. */
+        if (found == SLOTS - 1 || next == 0)
             return false;
-        *index = ((*index >> level * BITS) + 1) << level * BITS;
+        *index = next;
     }
 }
 
