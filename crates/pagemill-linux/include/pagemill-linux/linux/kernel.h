@@ -2,6 +2,8 @@
 #ifndef PAGEMILL_LINUX_KERNEL_H
 #define PAGEMILL_LINUX_KERNEL_H
 
+/* <sys/sysinfo.h> includes this file too, for the system's. */
+#include_next <linux/kernel.h>
 #include <linux/bitops.h>
 #include <linux/build_bug.h>
 #include <linux/compiler.h>
