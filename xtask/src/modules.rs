@@ -94,10 +94,8 @@ pub(crate) fn run(shell: &Shell) -> Result<Tally> {
 }
 
 fn one(shell: &Shell, prefix: &Path, folder: &Path, module: &Module) -> Result<()> {
-    let mut command = shell.command(prefix.join("bin/pagemill-kmod"));
-    // Options stand before the module, its parameters behind it.
-    let (options, parameters): (Vec<_>, Vec<_>) = module.args.iter().partition(|word| word.starts_with("--"));
-    command = command.args(options).arg(folder.join(module.file)).args(parameters);
+    let command = shell.command(prefix.join("bin/pagemill-kmod"));
+    let command = command.arg(folder.join(module.file)).args(module.args);
     let ran = command.run("modules")?;
     let mut lines = ran.text.lines();
     let missing = module.says.iter().find(|part| !lines.any(|line| line.contains(**part)));
