@@ -14,7 +14,7 @@ use std::process::Command;
 const SONAME: &str = "libpagemill.so.0";
 
 /// What Rust's standard library needs, as `rustc --print native-static-libs` says.
-const SYSTEM: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
+pub(crate) const SYSTEM: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
 
 /// Installs the library `archive`, of this version, below `prefix`. `folder` is that of this crate.
 pub(crate) fn install(archive: &Path, folder: &Path, version: &str, prefix: &Path) -> io::Result<()> {
@@ -41,7 +41,7 @@ pub(crate) fn install(archive: &Path, folder: &Path, version: &str, prefix: &Pat
 }
 
 /// Makes a file beside its place and moves it there: a program that has the old one open keeps it.
-fn replace(place: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+pub(crate) fn replace(place: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let mut new = place.as_os_str().to_owned();
     new.push(".new");
     let new = Path::new(&new);

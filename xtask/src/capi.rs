@@ -1,5 +1,6 @@
 //! The library for C: `cargo xtask install`, and the step `header`.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -18,21 +19,31 @@ const LINUX_FOLDER: &str = "crates/pagemill-linux";
 
 /// Builds the library as its users do, and installs it.
 pub(crate) fn install(prefix: &Path) -> Result<bool> {
-    let shell = Shell::new(false)?;
     // The commands run in the repository's root; the user may be elsewhere.
     let prefix = std::path::absolute(prefix).with_context(|| prefix.display().to_string())?;
-    install_below(&shell, &prefix)?;
+    install_below(&Shell::new(false)?, &prefix)?;
     println!("pagemill.h, libpagemill.so and libpagemill.a are below {}", prefix.display());
-    println!("The kernel's names are in include/pagemill-linux and libpagemill-linux.a there");
+    println!(
+        "The kernel's names are in include/pagemill-linux and libpagemill-linux.a there, and bin/pagemill-kmod runs modules"
+    );
     Ok(true)
 }
 
 /// The same, in a run that is under way.
 pub(crate) fn install_below(shell: &Shell, prefix: &Path) -> Result<()> {
-    shell.cargo("build --locked --release -p pagemill-capi").limit(BUILD_LIMIT).run("install")?.expect_ok()?;
+    shell
+        .cargo("build --locked --release -p pagemill-capi -p pagemill-linux")
+        .limit(BUILD_LIMIT)
+        .run("install")?
+        .expect_ok()?;
     let archive = shell.target.join("release/libpagemill_capi.a");
     libraries::install(&archive, &shell.root.join(FOLDER), env!("CARGO_PKG_VERSION"), prefix)?;
     kernel_shaped::install(&shell.root.join(LINUX_FOLDER), env!("CARGO_PKG_VERSION"), prefix)?;
+    let programs = prefix.join("bin");
+    fs::create_dir_all(&programs)?;
+    libraries::replace(&programs.join("pagemill-kmod"), |place| {
+        fs::copy(shell.target.join("release/pagemill-kmod"), place).map(drop)
+    })?;
     Ok(())
 }
 

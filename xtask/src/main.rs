@@ -4,7 +4,8 @@
 //! [`plan`] lists the steps in their order, [`runner`] runs and counts them, [`tools`] installs what the machine lacks. The steps
 //! themselves are in [`builds`] (compiler, lints, tests by way of [`suites`]), [`hunts`] (model checkers, sanitizers, stress, the
 //! canary), [`binaries`] (compiled code), [`vm`] (virtual machines), [`papers`] and [`clauses`] (documents and manifests) and
-//! [`readme`]. [`dist`], [`capi`] and [`deb`] make what is handed to others. [`shell`] starts every command, and [`watch`] ends those that hang.
+//! [`readme`]. [`modules`] runs modules of the kernel. [`dist`], [`capi`] and [`deb`] make what is handed to others. [`shell`] starts
+//! every command, and [`watch`] ends those that hang.
 
 mod binaries;
 mod builds;
@@ -15,6 +16,7 @@ mod deb;
 mod dist;
 mod floors;
 mod hunts;
+mod modules;
 mod papers;
 mod paths;
 mod plan;

@@ -10,7 +10,7 @@ use crate::tools::{
     self, AARCH64, CBINDGEN, CLANG, CLANG_RT, CLIPPY, DPKG, GCC, GIT, GXX, LLVM, MAKE, MANDOC, NIGHTLY, Need,
     OLDEST_TOOLCHAIN, PKG_CONFIG, RUST_SRC, RUSTFMT, VALGRIND, WINDOWS, X86_64_BARE,
 };
-use crate::{binaries, builds, capi, clauses, deb, hunts, papers, readme, vm};
+use crate::{binaries, builds, capi, clauses, deb, hunts, modules, papers, readme, vm};
 
 /// How much is run. A tier has its own steps and those of the tiers before it; [`Tier::Long`] has only its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -94,6 +94,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("elsewhere", All, 5, "elsewhere than on Linux, the first error says so", &[WINDOWS], builds::elsewhere),
     step("header", All, 5, "pagemill.h is what the functions for C say", &[CBINDGEN], capi::header),
     step("deb", All, 25, "the Debian package can be installed, used and removed", &[GCC, PKG_CONFIG, DPKG], deb::check),
+    step("modules", All, 90, "Linux's own test modules run as they stand, in a process", modules::NEEDS, modules::run),
     step("rustdoc", All, 60, "the documentation builds without a warning, for each set of features", RUSTDOC,
         builds::rustdoc),
     step("test-release", All, 90, "the tests of the library as a user builds it, without assertions",

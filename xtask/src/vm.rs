@@ -40,7 +40,7 @@ use crate::tools::{AARCH64, CRYPTSETUP, FIO, GCC, GIT, MAKE, Need};
 
 const CPIO: Need = Need::Deb("cpio", &["cpio", "--version"]);
 const KMOD: Need = Need::Deb("kmod", &["/sbin/modprobe", "--version"]);
-const DPKG: Need = Need::Deb("dpkg-dev", &["dpkg-deb", "--version"]);
+pub(crate) const DPKG: Need = Need::Deb("dpkg-dev", &["dpkg-deb", "--version"]);
 const QEMU: Need = Need::Deb("qemu-system-x86", &["qemu-system-x86_64", "--version"]);
 const BUSYBOX: Need = Need::Deb("busybox-static", &["busybox", "true"]);
 const DBENCH: Need = Need::Deb("dbench", &["dbench", "--help"]);
@@ -51,6 +51,8 @@ const TCC: Need = Need::Deb("tcc", &["tcc", "-v"]);
 const FSX: Need = Need::Crate("fsx", "0.3.2", &["fsx", "--version"]);
 /// Tests a file system for what POSIX says.
 const PJDFSTEST: Need = Need::Crate("pjdfstest", "0.2.2", &["pjdfstest", "--version"]);
+
+pub(crate) use debian::source_files;
 
 /// The beginning of the name of a script's failure. The script's name follows; and if a check of it failed, a colon and the
 /// check.

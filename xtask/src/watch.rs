@@ -41,6 +41,11 @@ pub(crate) enum End {
 }
 
 impl End {
+    /// Its exit code, if it ended by itself.
+    pub(crate) fn code(self) -> Option<i32> {
+        if let Self::Itself(status) = self { status.code() } else { None }
+    }
+
     /// True when it ended by itself, with success.
     pub(crate) fn is_ok(self) -> bool {
         matches!(self, Self::Itself(status) if status.success())

@@ -10,6 +10,11 @@
 #include <pagemill-linux.h>
 #include <unistd.h>
 
+/* Warnings so far, and misuse that was refused. */
+extern unsigned long pagemill_linux_faults;
+/* Whether all new memory is zeroed: the kernel's option init_on_alloc. */
+extern bool pagemill_linux_init_on_alloc;
+
 uint32_t pagemill_linux_flags(gfp_t gfp);
 struct page *pagemill_linux_hand_out(void *block, unsigned int order, gfp_t gfp);
 void pagemill_linux_take_back(struct page *page);

@@ -19,6 +19,8 @@ struct pagemill_linux_table pagemill_linux_table;
 static struct pagemill_arena arenas[MAX_ARENAS];
 static size_t n_arenas;
 static struct pagemill_allocator *the_allocator;
+unsigned long pagemill_linux_faults;
+bool pagemill_linux_init_on_alloc;
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 void pagemill_linux_warn(const char *file, int line, const char *function, const char *format, ...) {
@@ -29,6 +31,7 @@ void pagemill_linux_warn(const char *file, int line, const char *function, const
         vsnprintf(text, sizeof text, format, arguments);
         va_end(arguments);
     }
+    __atomic_fetch_add(&pagemill_linux_faults, 1, __ATOMIC_RELAXED);
     dprintf(STDERR_FILENO, "WARNING: %s:%d at %s%s%s\n", file, line, function, *text ? ": " : "", text);
 }
 
@@ -109,6 +112,8 @@ int numa_mem_id(void) {
 /* The flags of pagemill.h. */
 uint32_t pagemill_linux_flags(gfp_t gfp) {
     uint32_t flags = gfp & ((1U << 16) - 1) & ~(uint32_t)PAGEMILL_GFP_ACCOUNT;
+    if (pagemill_linux_init_on_alloc)
+        flags |= PAGEMILL_GFP_ZERO;
     if (gfp & __GFP_DMA)
         flags |= PAGEMILL_GFP_DMA32;
     if (!(gfp & __GFP_DIRECT_RECLAIM))
@@ -292,6 +297,7 @@ void *alloc_pages_exact(size_t size, gfp_t gfp) {
 
 /* Says that a page was not freed, and why. */
 void pagemill_linux_refused(const char *function, const struct page *page, enum pagemill_error error) {
+    __atomic_fetch_add(&pagemill_linux_faults, 1, __ATOMIC_RELAXED);
     dprintf(STDERR_FILENO, "BUG: Bad page state: %s of page %p is refused: %s\n", function, (const void *)page,
             pagemill_strerror(error));
 }

@@ -62,6 +62,24 @@ pub(super) fn userland(shell: &Shell, arch: Arch) -> Result<PathBuf> {
     unpacked(shell, arch, &name, |apt, folder| apt.unpack(&["busybox-static", "libc6", "libgcc-s1"], folder))
 }
 
+/// A folder with these files of Linux's source, which a package `linux-source-...` has.
+pub(crate) fn source_files(shell: &Shell, package: &str, files: &[&str]) -> Result<PathBuf> {
+    let folder = shell.own_target("vm-debian").join(package);
+    if folder.exists() && files.iter().any(|file| !folder.join(file).exists()) {
+        // An older list of files.
+        fs::remove_dir_all(&folder)?;
+    }
+    // The package is the same for every processor.
+    unpacked(shell, Arch::X86_64, package, |apt, folder| {
+        apt.unpack(&[package], folder)?;
+        let archive = folder.join(format!("usr/src/{package}.tar.xz"));
+        let tar = shell.command("tar").arg("-xJf").arg(&archive).arg("-C").arg(folder).arg("--strip-components=1");
+        tar.args(files.iter().map(|file| format!("{package}/{file}"))).run("modules-unpack")?.expect_ok()?;
+        fs::remove_file(archive)?;
+        Ok(())
+    })
+}
+
 /// The folder of this name. If it does not exist, `fill` fills it; it appears under its name only once it is complete.
 fn unpacked(
     shell: &Shell,

@@ -13,6 +13,7 @@
 #include <linux/gfp_types.h>
 #include <linux/list.h>
 #include <linux/mm_types.h>
+#include <linux/mmzone.h>
 #include <linux/topology.h>
 
 static inline bool gfpflags_allow_blocking(gfp_t gfp) {

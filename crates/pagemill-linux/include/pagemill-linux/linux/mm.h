@@ -64,6 +64,9 @@ static inline struct page *compound_head(const struct page *page) {
 #define PG_readahead 5
 /* In a mempool's reserve. */
 #define PG_mempool 6
+/* With objects of slab.h, and with memory of vmalloc.h. */
+#define PG_slab 7
+#define PG_vmalloc 8
 
 #define PAGEMILL_LINUX_FLAG(Name, bit)                                                     \
     static inline bool Page##Name(const struct page *page) {                               \
@@ -87,6 +90,8 @@ PAGEMILL_LINUX_FLAG(Private, PG_private)
 PAGEMILL_LINUX_FLAG(Uptodate, PG_uptodate)
 PAGEMILL_LINUX_FLAG(Dirty, PG_dirty)
 PAGEMILL_LINUX_FLAG(Readahead, PG_readahead)
+PAGEMILL_LINUX_FLAG(Slab, PG_slab)
+PAGEMILL_LINUX_FLAG(Vmalloc, PG_vmalloc)
 
 static inline bool PageCompound(const struct page *page) {
     return PageHead(page) || (READ_ONCE(page->compound_head) & 1);

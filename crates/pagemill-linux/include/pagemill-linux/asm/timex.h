@@ -1,0 +1,2 @@
+/* See linux/timex.h. SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include <linux/timex.h>

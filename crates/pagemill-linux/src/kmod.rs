@@ -1,0 +1,239 @@
+//! `pagemill-kmod FILE.c`: compiles a module of the Linux kernel, links it with Pagemill, and runs it in a process.
+//!
+//! The main function of that process is in `module.c`: it sets the module's parameters, calls its functions, and says what it leaves
+//! behind. Here is what comes before: finding headers and libraries, compiling, and saying what is to be done about an error.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::SystemTime;
+
+use clap::Parser;
+
+#[path = "../install.rs"]
+mod install;
+#[path = "../../pagemill-capi/install.rs"]
+mod libraries;
+
+/// This crate's folder, as long as the program is run where it was built.
+const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Run a module of the Linux kernel in a process, on Pagemill's pages.
+///
+/// Compiles FILE.c as it stands, with cc or $CC, against headers under the kernel's names. Then calls the module's first function, and,
+/// if that returned 0, its last one. What the module says (pr_info and so on) goes to standard output, as in the kernel's log; warnings
+/// and what pagemill-kmod says go to standard error.
+///
+/// Ends with 0 if the first function returned 0 or more, nothing was warned of, and all memory is freed; else with 1. If the module
+/// does not compile, or a parameter is wrong: 2.
+#[derive(Parser)]
+#[command(
+    name = "pagemill-kmod",
+    version,
+    after_help = "Examples:\n  \
+        pagemill-kmod lib/test_free_pages.c\n  \
+        pagemill-kmod --init-on-alloc lib/test_meminit.c\n  \
+        pagemill-kmod lib/test_vmalloc.c nr_threads=2 test_loop_count=1000\n  \
+        CFLAGS=-fsanitize=address pagemill-kmod FILE.c    (options for the compiler)\n  \
+        PAGEMILL_FAIL=p=0.01 pagemill-kmod FILE.c         (one of a hundred requests for pages fails)\n\n\
+        On Debian, `apt-get install linux-source` brings the kernel's own test modules."
+)]
+struct Args {
+    /// The module; behind it, other files in C that belong to it, and its parameters.
+    #[arg(value_name = "FILE.c", required = true)]
+    file: PathBuf,
+    #[arg(value_name = "FILE.c|NAME=VALUE")]
+    rest: Vec<String>,
+    /// Zero all memory that is allocated, as a kernel does with init_on_alloc=1 (Debian's does by default).
+    #[arg(long)]
+    init_on_alloc: bool,
+    /// Look for headers in this folder too, before Pagemill's.
+    #[arg(short = 'I', value_name = "DIR")]
+    include: Vec<PathBuf>,
+    /// Keep the program that was compiled, and say where: for a debugger.
+    #[arg(long)]
+    keep: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(code) => code,
+        Err(message) => {
+            eprintln!("pagemill-kmod: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<ExitCode, String> {
+    let (more, parameters): (Vec<&String>, Vec<&String>) =
+        args.rest.iter().partition(|word| word.ends_with(".c") && !word.contains('='));
+    let sources: Vec<&Path> =
+        std::iter::once(args.file.as_path()).chain(more.into_iter().map(|word| Path::new(word.as_str()))).collect();
+    for source in &sources {
+        fs::metadata(source).map_err(|error| format!("{}: {error}", source.display()))?;
+    }
+    let stem = args.file.file_stem().unwrap_or_default().to_string_lossy();
+    let name: String = stem.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
+    let folder = tempfile::Builder::new().prefix("pagemill-kmod-").tempdir();
+    let folder = folder.map_err(|error| format!("no folder for the program: {error}; set TMPDIR to another place"))?;
+    let program = folder.path().join(&name);
+    compile(&sources, &args.include, &name, &program)?;
+    if args.keep {
+        // Its folder stays.
+        eprintln!("pagemill-kmod: the program is {}", folder.keep().join(&name).display());
+    }
+    let mut command = Command::new(&program);
+    command.args(args.init_on_alloc.then_some("--init-on-alloc")).arg(&name).args(parameters).stdin(Stdio::null());
+    let status = command.status().map_err(|error| format!("{}: {error}", program.display()))?;
+    if let Some(signal) = status.signal() {
+        let next = "run it with --keep, and the program in gdb";
+        eprintln!("pagemill-kmod: {name}: {} ended it; {next}", signal_name(signal));
+    }
+    Ok(ExitCode::from(status.code().map_or(1, |code| u8::try_from(code).unwrap_or(1))))
+}
+
+/// Compiles and links a module.
+fn compile(sources: &[&Path], include: &[PathBuf], name: &str, program: &Path) -> Result<(), String> {
+    let prefix = prefix()?;
+    let headers = prefix.join("include");
+    let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let mut words = compiler.split_whitespace();
+    let mut cc = Command::new(words.next().ok_or("CC is set to nothing: unset it, or name a compiler")?);
+    // The kernel's own choice of language and options, as far as they change what a program means.
+    cc.args(words).args(["-std=gnu11", "-O2", "-g", "-fno-strict-aliasing", "-fwrapv", "-rdynamic"]);
+    cc.args(["-Werror=implicit-function-declaration", "-D__KERNEL__", "-DMODULE"]);
+    cc.arg(format!("-DKBUILD_MODNAME=\"{name}\"")).arg(format!("-DKBUILD_BASENAME=\"{name}\""));
+    for folder in include.iter().chain([&headers.join("pagemill-linux"), &headers]) {
+        cc.arg("-I").arg(folder);
+    }
+    cc.args(env::var("CFLAGS").unwrap_or_default().split_whitespace()).args(sources).arg("-o").arg(program);
+    cc.args(["lib/libpagemill-linux.a", "lib/libpagemill.a"].map(|library| prefix.join(library)));
+    cc.args(libraries::SYSTEM.split(' ')).env("LC_ALL", "C");
+    let ran = cc.output().map_err(|error| {
+        format!("{compiler}: {error}; install a C compiler (Debian: apt-get install gcc), or name one in CC")
+    })?;
+    let said = String::from_utf8_lossy(&ran.stderr);
+    eprint!("{said}");
+    if ran.status.success() {
+        return Ok(());
+    }
+    let hints: String = hints(&said).iter().map(|hint| format!("\n  {hint}")).collect();
+    Err(format!("{} does not compile{hints}", sources[0].display()))
+}
+
+/// What to do about a compiler's errors.
+fn hints(said: &str) -> Vec<String> {
+    let mut hints = Vec::new();
+    for line in said.lines() {
+        let hint = if let Some(header) = between(line, "fatal error: ", ": No such file")
+            .or_else(|| between(line, "fatal error: '", "' file not found"))
+        {
+            format!(
+                "There is no {header} here. Write what the module needs of it into a file DIR/{header}, and add -I DIR. \
+                 If other modules need it too: crates/pagemill-linux/include/pagemill-linux/{header} in Pagemill's source."
+            )
+        } else if let Some(function) = between(line, "implicit declaration of function '", "'")
+            .or_else(|| between(line, "call to undeclared function '", "'"))
+        {
+            format!(
+                "No header that the module includes has {function}. Declare it in a header of yours (-I DIR), and define it in a \
+                 file of yours, named behind the module: pagemill-kmod FILE.c MORE.c"
+            )
+        } else if let Some(what) = between(line, "undefined reference to `", "'") {
+            format!(
+                "Nothing defines {what}. Define it in a file of yours, named behind the module: pagemill-kmod FILE.c MORE.c"
+            )
+        } else {
+            continue;
+        };
+        if !hints.contains(&hint) {
+            hints.push(hint);
+        }
+    }
+    hints
+}
+
+fn between<'a>(line: &'a str, before: &str, after: &str) -> Option<&'a str> {
+    let (_, rest) = line.split_once(before)?;
+    rest.split_once(after).map(|(found, _)| found)
+}
+
+/// The folder with `include` and `lib`: where this program is installed, or, in the tree that it was built in, one beside it.
+fn prefix() -> Result<PathBuf, String> {
+    let program = env::current_exe().map_err(|error| format!("this program's own place: {error}"))?;
+    let here = program.parent().ok_or("this program lies in no folder")?;
+    let installed = here.join("..");
+    if installed.join("lib/libpagemill-linux.a").exists() {
+        return Ok(installed);
+    }
+    let in_tree = in_build_tree(here)
+        .map_err(|error| format!("installing headers and libraries beside this program: {error}"))?;
+    in_tree.ok_or_else(|| {
+        let lib = installed.join("lib/libpagemill-linux.a");
+        format!(
+            "there is no {}: run `cargo xtask install --prefix DIR` in Pagemill's source, and DIR/bin/pagemill-kmod",
+            lib.display()
+        )
+    })
+}
+
+/// Installs below a folder that is named by the time of the newest file that goes into it, unless that exists.
+fn in_build_tree(here: &Path) -> io::Result<Option<PathBuf>> {
+    let folder = Path::new(FOLDER);
+    let Some(archive) = newest_archive(&here.join("deps"))? else { return Ok(None) };
+    if !folder.join("include").exists() {
+        return Ok(None);
+    }
+    let mut newest = archive.metadata()?.modified()?;
+    for part in ["include", "src", "../pagemill-capi/include"] {
+        newest = newest.max(newest_below(&folder.join(part))?);
+    }
+    let time = newest.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let prefix = here.join(format!("pagemill-kmod-{time}"));
+    if !prefix.exists() {
+        let begun = tempfile::tempdir_in(here)?;
+        let version = env!("CARGO_PKG_VERSION");
+        libraries::install(&archive, &folder.join("../pagemill-capi"), version, begun.path())?;
+        install::install(folder, version, begun.path())?;
+        // Another run of this program may have been faster.
+        if fs::rename(begun.path(), &prefix).is_ok() {
+            let _ = begun.keep();
+        }
+    }
+    Ok(Some(prefix))
+}
+
+fn newest_archive(deps: &Path) -> io::Result<Option<PathBuf>> {
+    let Ok(files) = fs::read_dir(deps) else { return Ok(None) };
+    let mut newest: Option<(SystemTime, PathBuf)> = None;
+    for entry in files {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("libpagemill_capi") && name.ends_with(".a") {
+            newest = newest.max(Some((path.metadata()?.modified()?, path)));
+        }
+    }
+    Ok(newest.map(|(_, path)| path))
+}
+
+fn newest_below(folder: &Path) -> io::Result<SystemTime> {
+    let mut newest = SystemTime::UNIX_EPOCH;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let is_folder = entry.file_type()?.is_dir();
+        newest = newest.max(if is_folder { newest_below(&entry.path())? } else { entry.metadata()?.modified()? });
+    }
+    Ok(newest)
+}
+
+fn signal_name(signal: i32) -> String {
+    let names =
+        [(4, "SIGILL"), (6, "SIGABRT"), (7, "SIGBUS"), (8, "SIGFPE"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM")];
+    let known = names.iter().find(|(number, _)| *number == signal);
+    known.map_or_else(|| format!("signal {signal}"), |(_, name)| (*name).to_owned())
+}

@@ -1,0 +1,3 @@
+/* A module that includes what is not here. */
+#include <linux/blkdev.h>
+#include <linux/module.h>
