@@ -27,7 +27,7 @@
 //! sends. `granted` may be taken under `input`, also another connection's. Under `granted` only the lock of `room` is taken.
 use std::io::{self, ErrorKind};
 use std::mem;
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -44,6 +44,7 @@ use super::lock;
 use super::output::{Output, Replies, Sent, send_some};
 use super::poller::{Event, Poller, Token};
 use super::room::Reserved;
+use crate::service::UNPRIVILEGED;
 use crate::syscalls::unsent;
 
 /// Reading stops at so many requests in progress.
@@ -59,6 +60,20 @@ const PIECE: usize = 16 << 10;
 
 /// `stalls_at` of a connection that may be silent.
 const NEVER: u64 = u64::MAX;
+
+/// What shares are of: an address. Users of its machine who may not use the server have a share of their own, so that they do
+/// not take that of those who may.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Origin {
+    address: IpAddr,
+    is_privileged: bool,
+}
+
+impl Origin {
+    pub(super) fn new(peer: SocketAddr) -> Self {
+        Self { address: peer.ip(), is_privileged: peer.port() < UNPRIVILEGED }
+    }
+}
 
 pub(super) struct Connection {
     pub(super) token: Token,
@@ -358,13 +373,19 @@ impl Connection {
         hub.room.forget(self.token);
         hub.connections.remove(self.token);
     }
-    /// If nothing is received, answered or sent: when it was last used, in requests.
-    pub(super) fn idle_since(&self) -> Option<u64> {
+    pub(super) fn origin(&self) -> Origin {
+        Origin::new(self.peer)
+    }
+    /// When it was last used, in requests.
+    pub(super) fn used_at(&self) -> u64 {
+        self.used_at.load(Relaxed)
+    }
+    /// Whether nothing is received, answered or sent.
+    pub(super) fn is_idle(&self) -> bool {
         let is_within_record = lock(&self.input).is_within_record();
         let output = lock(&self.output);
         let is_idle = !is_within_record && output.in_progress == 0 && output.queue.is_empty() && !output.is_sending;
-        let is_idle = is_idle && !self.is_ready(PollFlags::IN); // A request that no thread has read yet.
-        is_idle.then(|| self.used_at.load(Relaxed))
+        is_idle && !self.is_ready(PollFlags::IN) // A request that no thread has read yet.
     }
 
     #[cfg(test)]

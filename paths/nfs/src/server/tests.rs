@@ -2,18 +2,18 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pagemill::{Allocator, CachedFile, FileBacking, Gfp, PageCache};
-use rustix::net::sockopt::set_socket_recv_buffer_size;
+use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::clock::TICKS;
-use super::connection::{ASKED_MAX, REQUESTS_MAX};
+use super::connection::{ASKED_MAX, Connection, REQUESTS_MAX};
 use super::input::PROGRESS;
 use super::{Server, Service, Settings, Why, lock};
 use crate::call::{Answer, Call, Pace, Status};
@@ -509,7 +509,7 @@ fn a_newcomer_takes_the_place_of_the_address_with_most_connections_that_is_idle_
         client.send(&record(1, NULL, &[]));
         client.results();
         // It is idle once its reply is no longer being sent.
-        until(|| server.hub.connections.all().iter().all(|connection| connection.idle_since().is_some()));
+        until(|| server.hub.connections.all().iter().all(|connection| connection.is_idle()));
     };
     let mut clients = [there, here, here].map(|own| Client::from(own, address));
     [0, 2, 1].into_iter().for_each(|client| request(&mut clients[client]));
@@ -521,6 +521,60 @@ fn a_newcomer_takes_the_place_of_the_address_with_most_connections_that_is_idle_
     request(&mut newcomer);
     let counters = server.counters();
     assert_eq!((counters.closed(Why::Idle), counters.refused_full.load(SeqCst), counters.connections()), (2, 0, 3));
+    server.stop();
+}
+
+#[test]
+fn an_address_with_many_connections_takes_no_place_from_one_with_few_and_has_half_at_most() {
+    let settings = Settings { threads: 1, connections: 4, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(1024), Echo::default());
+    let [few, many, newcomer] = [1, 2, 3].map(|number| Ipv4Addr::new(127, 0, 0, number));
+    let request = |client: &mut Client| {
+        client.send(&record(1, NULL, &[]));
+        client.results();
+    };
+    let mut idle = Client::from(few, address);
+    request(&mut idle);
+    let before = server.counters().received_bytes.load(SeqCst);
+    // None of these is idle.
+    let mut unfinished: Vec<_> = (0..3).map(|_| Client::from(many, address)).collect();
+    unfinished.iter_mut().for_each(|client| client.send(&record(1, NULL, &[])[..10]));
+    until(|| server.counters().received_bytes.load(SeqCst) == before + 30);
+    assert!(Client::from(many, address).is_closed());
+    request(&mut idle);
+    let mut newcomer = Client::from(newcomer, address);
+    request(&mut newcomer);
+    assert!(unfinished[0].is_closed());
+    request(&mut idle);
+    let counters = server.counters();
+    assert_eq!((counters.closed(Why::Idle), counters.refused_full.load(SeqCst)), (1, 1));
+    server.stop();
+}
+
+#[test]
+fn those_that_connect_without_end_do_not_stop_the_clock() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let stranger = Ipv4Addr::new(127, 0, 0, 2);
+    let is_over = Arc::new(AtomicBool::new(false));
+    // Whenever a stranger is accepted, the next one is there already.
+    let allows = {
+        let is_over = is_over.clone();
+        move |peer: std::net::IpAddr| {
+            if peer == stranger && !is_over.load(SeqCst) {
+                drop(Client::from(stranger, address));
+            }
+            peer != stranger
+        }
+    };
+    let settings = Settings { threads: 1, stalled_after: Duration::from_millis(20), ..Settings::default() };
+    let server = Server::start(listener, settings, &allocator(1024), allows, Arc::new(Echo::default())).unwrap();
+    let mut client = Client::new(address);
+    drop(Client::from(stranger, address));
+    client.send(&record(1, NULL, &[])[..10]);
+    let is_closed = client.is_closed();
+    is_over.store(true, SeqCst);
+    assert!(is_closed);
     server.stop();
 }
 
@@ -737,6 +791,45 @@ fn unfinished_writes_of_one_address_leave_room_for_those_of_another() {
     server.stop();
 }
 
+/// Adds a connection that looks as if it came from there.
+fn add_from(peer: &str, server: &Server, address: SocketAddr) -> Arc<Connection> {
+    let (socket, peer) = (TcpStream::connect(address).unwrap(), peer.parse().unwrap());
+    let new = |token| Connection::new(token, socket, peer, &server.hub);
+    server.hub.connections.add(server.hub.settings.connections, new).unwrap()
+}
+
+#[test]
+fn an_address_that_has_room_and_waits_for_more_stops_no_other() {
+    let settings = Settings { threads: 1, unfinished_pages: 512, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(1024), Echo::default());
+    let connections: Vec<_> =
+        (1..=5).map(|number| add_from(&format!("10.0.0.{number}:700"), &server, address)).collect();
+    let reserve = |connection: usize, pages| server.hub.room.reserve(pages, &connections[connection]);
+    let first = reserve(0, 256).unwrap();
+    assert!(reserve(0, 256).is_none());
+    let second = reserve(1, 200).unwrap();
+    let third = reserve(2, 16).unwrap();
+    // One that has none is not passed by smaller ones.
+    assert!(reserve(3, 50).is_none() && reserve(4, 1).is_none());
+    drop(second);
+    // All but the first address's second.
+    assert_eq!((server.hub.room.waiting(), server.hub.room.free()), (1, 512 - 256 - 16 - 51));
+    drop((first, third));
+    server.stop();
+}
+
+#[test]
+fn users_of_a_machine_who_are_not_served_leave_room_for_those_who_are() {
+    let settings = Settings { threads: 1, unfinished_pages: 512, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(1024), Echo::default());
+    let [user, root] = ["10.0.0.1:40000", "10.0.0.1:700"].map(|peer| add_from(peer, &server, address));
+    let held = server.hub.room.reserve(256, &user).unwrap();
+    assert!(server.hub.room.reserve(256, &user).is_none());
+    assert!(server.hub.room.reserve(256, &root).is_some());
+    drop(held);
+    server.stop();
+}
+
 #[test]
 fn peer_that_leaves_while_it_waits_for_room_is_not_waited_for() {
     let settings = Settings { threads: 2, unfinished_pages: 256, ..Settings::default() };
@@ -874,6 +967,84 @@ fn quick_requests_do_not_wait_for_a_slow_one_that_came_with_them() {
     echo.gate.open();
     assert_eq!(client.results(), (1, b"done".to_vec()));
     server.stop();
+}
+
+/// One of the ways in which a client uses a connection and ends it. It may be closed at any time.
+fn use_somehow(client: &mut Client, random: &mut impl FnMut(usize) -> usize) -> io::Result<()> {
+    let write = record(1, WRITE, &write_args(&bytes([5000, 300_000, 1 << 20][random(3)], 1)));
+    let many: Vec<_> = (0..3).flat_map(|xid| record(xid, MANY, &(3_u32 << 20).to_be_bytes())).collect();
+    match random(6) {
+        0 => client.0.write_all(&write[..random(write.len())])?,
+        1 => client.0.write_all(&write)?,
+        2 => client.0.write_all(&[&write[..], &many, &write[..600]].concat())?,
+        3 => {
+            client.0.write_all(&many)?;
+            let mut some = vec![0; random(4 << 20)];
+            client.0.read_exact(&mut some)?;
+        }
+        4 => client.0.write_all(&(0..20).map(|_| random(256) as u8).collect::<Vec<_>>())?,
+        _ => {
+            client.0.write_all(&[&record(1, READ, &[0, 16, 0, 0]), &many[..100]].concat())?;
+            client.0.read_exact(&mut [0; 28])?;
+        }
+    }
+    match random(4) {
+        // A reset.
+        0 => set_socket_linger(&client.0, Some(Duration::ZERO))?,
+        1 => client.0.shutdown(Shutdown::Write)?,
+        2 => {
+            client.0.shutdown(Shutdown::Write)?;
+            io::copy(&mut client.0, &mut io::sink())?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+#[test]
+fn connections_that_end_in_any_way_leave_nothing() {
+    let memory = allocator(8192);
+    let in_use = || memory.validate().unwrap().handed_out;
+    let before = in_use();
+    let settings = Settings { threads: 3, connections: 6, unfinished_pages: 512, ..Settings::default() };
+    let (server, address, echo) =
+        start_with(Settings { stalled_after: Duration::from_secs(1 << 20), ..settings }, &memory, Echo::default());
+    echo.gate.open();
+    let running = AtomicUsize::new(4);
+    thread::scope(|scope| {
+        for seed in 0..4 {
+            let running = &running;
+            scope.spawn(move || {
+                let mut rng = seed as u64;
+                let mut random = move |n: usize| {
+                    rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (rng >> 33) as usize % n
+                };
+                for _ in 0..50 {
+                    let mut clients: Vec<_> =
+                        (0..=random(3)).map(|_| Client::from(Ipv4Addr::new(127, 0, 0, 1 + seed), address)).collect();
+                    for client in &mut clients {
+                        // Whatever it comes to: it may be closed for another one's sake, or as too slow.
+                        let _ = use_somehow(client, &mut random);
+                    }
+                }
+                running.fetch_sub(1, SeqCst);
+            });
+        }
+        // Each may be a long time.
+        let mut number = 0;
+        while running.load(SeqCst) > 0 {
+            number += 1;
+            tick(&server, number);
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    until(|| server.hub.connections.len() == 0);
+    until(|| server.hub.room.free() == 512);
+    assert_eq!((server.hub.room.waiting(), server.counters().connections()), (0, 0));
+    server.stop();
+    drop(server);
+    assert_eq!(in_use(), before);
 }
 
 /// Stops the server; a hang is a failure.
