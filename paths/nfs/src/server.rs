@@ -14,7 +14,7 @@
 //! - S4 A thread takes one batch of a connection, and then waits for the next event: those behind it are served first. Of a batch
 //!   it answers slow requests last, so no quick one waits for a slow one.
 //! - S5 A peer that is slow keeps nothing for long: within a record, and in taking replies, it must make progress. If there are
-//!   as many connections as there may be, the newcomer gets the place of an idle one.
+//!   as many connections as there may be, a newcomer gets the place of an idle one, or one of an address that has more than half.
 //!
 //! # Locks
 //! Those of a `connection`; then those of `connections` and `room`, which are leaves, and that of `crew`, with which no other
@@ -81,7 +81,7 @@ pub(crate) const CONNECTIONS: u32 = 4096;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) threads: usize,
-    /// A further one takes the place of an idle one, or is refused.
+    /// A further one takes the place of another, or is refused.
     pub(crate) connections: usize,
     /// A connection is closed that makes no progress for so long, within a record or in taking replies.
     pub(crate) stalled_after: Duration,

@@ -18,7 +18,7 @@ pub(crate) struct Programs {
 }
 
 /// The lowest port that any user may use.
-const UNPRIVILEGED: u16 = 1024;
+pub(crate) const UNPRIVILEGED: u16 = 1024;
 
 impl Programs {
     pub(crate) fn new(nfs: Nfs, is_insecure: bool) -> Self {

@@ -98,3 +98,11 @@ pub(crate) fn set_groups(groups: &[u32]) -> io::Result<()> {
     // SAFETY: the kernel reads as many numbers as there are.
     check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(|_| ())
 }
+
+/// The bytes in a socket that its peer has not acknowledged yet (tcp(7), SIOCOUTQ).
+pub(crate) fn unsent(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes an int to `bytes`.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) }.into())?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}

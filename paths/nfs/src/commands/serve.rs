@@ -253,7 +253,8 @@ fn machine_pages() -> usize {
 
 impl Memory {
     fn new(cache: Option<PageCount>, server: &server::Settings) -> Result<Self, Error> {
-        let beside = server.threads * SLOTS + server.unfinished_pages;
+        // A connection that waits for room for its WRITE has a page.
+        let beside = server.threads * SLOTS + server.unfinished_pages + server.connections;
         let machine = machine_pages();
         if cache.is_some_and(|cache| cache.get() > machine) {
             return Err(Error::new(
@@ -296,6 +297,14 @@ mod tests {
     fn parsed(words: &str) -> ServeArgs {
         let command = ServeArgs::augment_args(clap::Command::new("serve"));
         ServeArgs::from_arg_matches(&command.get_matches_from(words.split_whitespace())).unwrap()
+    }
+
+    #[test]
+    fn there_is_memory_for_a_cache_that_is_full_and_for_a_page_of_each_connection() {
+        let settings = server::Settings { connections: 20_000, threads: 2, ..server::Settings::default() };
+        let memory = Memory::new(Some(PageCount::new(256)), &settings).unwrap();
+        let needed = 256 + 20_000 + 2 * SLOTS + settings.unfinished_pages;
+        assert!(memory.allocator.managed_pages().get() > needed);
     }
 
     #[test]

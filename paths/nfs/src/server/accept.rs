@@ -12,13 +12,16 @@ use rustix::net::sockopt::set_socket_keepalive;
 use rustix::time::Timespec;
 
 use super::clock::TICKS;
-use super::connection::Connection;
+use super::connection::{Connection, Origin};
 use super::counters::Why;
 use super::hub::Hub;
 use super::poller::Event;
 
 /// How long accepting pauses when descriptors or memory run out: a retry at once would fail again.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// So many are accepted between two looks at the clock: those that connect without end do not stop it.
+const ACCEPTS: usize = 64;
 
 pub(super) type Allows = dyn Fn(IpAddr) -> bool + Send + Sync;
 
@@ -33,7 +36,7 @@ pub(super) fn accept(listener: &TcpListener, hub: &Hub, allows: &Allows) {
             hub.connections.all().iter().for_each(|connection| connection.end_if_stalled(number, hub));
         }
         paused_until = paused_until.filter(|&until| until > now);
-        if paused_until.is_none() && accept_all(listener, hub, allows).is_err() {
+        if paused_until.is_none() && accept_some(listener, hub, allows).is_err() {
             hub.counters.accept_pauses.fetch_add(1, Relaxed);
             paused_until = Some(now + PAUSE);
         }
@@ -51,9 +54,9 @@ fn wait(listener: &TcpListener, hub: &Hub, time: Duration, accepts: bool) {
     let _ = poll(&mut events[..watched], Some(&time));
 }
 
-/// Accepts those that wait. The error: this should be tried later.
-fn accept_all(listener: &TcpListener, hub: &Hub, allows: &Allows) -> io::Result<()> {
-    while !hub.stop.is_cancelled() {
+/// Accepts some of those that wait. The error: this should be tried later.
+fn accept_some(listener: &TcpListener, hub: &Hub, allows: &Allows) -> io::Result<()> {
+    for _ in 0..ACCEPTS {
         match listener.accept() {
             // An IPv4 peer of a socket for both families is named by its IPv4 address.
             Ok((socket, peer)) if allows(peer.ip().to_canonical()) => {
@@ -70,16 +73,22 @@ fn accept_all(listener: &TcpListener, hub: &Hub, allows: &Allows) -> io::Result<
     Ok(())
 }
 
-/// Closes an idle connection: of the addresses with idle connections, one of that with the most connections; and of those the
-/// one that has been idle the longest. So an address that opens many takes places from itself.
-fn close_idle(hub: &Hub) {
+/// Closes a connection for a newcomer: one of the origin with the most, if that has more than the newcomer's. Of those it is the
+/// one that has been idle the longest; one that is not idle only if the origin has more than half of all places. So an origin
+/// that opens many takes places from itself, and has no more than half of them if others want them.
+fn make_place(hub: &Hub, newcomer: Origin) {
     let all = hub.connections.all();
-    let mut counts = HashMap::<IpAddr, usize>::new();
-    all.iter().for_each(|connection| *counts.entry(connection.peer.ip()).or_default() += 1);
-    let idle = all.iter().filter_map(|connection| Some((connection, connection.idle_since()?)));
-    if let Some((connection, _)) =
-        idle.max_by_key(|(connection, since)| (counts[&connection.peer.ip()], Reverse(*since)))
-    {
+    let mut counts = HashMap::<Origin, usize>::new();
+    all.iter().for_each(|connection| *counts.entry(connection.origin()).or_default() += 1);
+    let own = counts.get(&newcomer).copied().unwrap_or(0);
+    let closable = all.iter().filter_map(|connection| {
+        let (origin, is_idle) = (connection.origin(), connection.is_idle());
+        let count = counts[&origin];
+        let has_too_many = count > hub.settings.connections / 2 && count > own + 1;
+        let may_close = if is_idle { count > own || origin == newcomer } else { has_too_many };
+        may_close.then(|| (connection, (count, is_idle, Reverse(connection.used_at()))))
+    });
+    if let Some((connection, _)) = closable.max_by_key(|&(_, order)| order) {
         connection.close(hub, Why::Idle);
     }
 }
@@ -91,7 +100,7 @@ fn add(hub: &Hub, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
     // A peer that vanished while it was idle keeps its place for two hours, and not for good.
     let _ = set_socket_keepalive(&socket, true);
     if hub.connections.len() >= hub.settings.connections {
-        close_idle(hub);
+        make_place(hub, Origin::new(peer));
     }
     let new = |token| Connection::new(token, socket, peer, hub);
     let Some(connection) = hub.connections.add(hub.settings.connections, new) else {

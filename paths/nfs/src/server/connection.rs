@@ -27,12 +27,14 @@
 //! sends. `granted` may be taken under `input`, also another connection's. Under `granted` only the lock of `room` is taken.
 use std::io::{self, ErrorKind};
 use std::mem;
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::time::Timespec;
 
 use super::clock::Clock;
 use super::counters::Why;
@@ -42,6 +44,8 @@ use super::lock;
 use super::output::{Output, Replies, Sent, send_some};
 use super::poller::{Event, Poller, Token};
 use super::room::Reserved;
+use crate::service::UNPRIVILEGED;
+use crate::syscalls::unsent;
 
 /// Reading stops at so many requests in progress.
 pub(super) const REQUESTS_MAX: usize = 64;
@@ -56,6 +60,20 @@ const PIECE: usize = 16 << 10;
 
 /// `stalls_at` of a connection that may be silent.
 const NEVER: u64 = u64::MAX;
+
+/// What shares are of: an address. Users of its machine who may not use the server have a share of their own, so that they do
+/// not take that of those who may.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Origin {
+    address: IpAddr,
+    is_privileged: bool,
+}
+
+impl Origin {
+    pub(super) fn new(peer: SocketAddr) -> Self {
+        Self { address: peer.ip(), is_privileged: peer.port() < UNPRIVILEGED }
+    }
+}
 
 pub(super) struct Connection {
     pub(super) token: Token,
@@ -282,12 +300,10 @@ impl Connection {
                 Ok((count, how)) => {
                     hub.counters.sent_bytes.fetch_add(count as u64, Relaxed);
                     output.bytes -= count;
-                    output.taken += count;
+                    output.offered += count;
                     if let Sent::Blocked = how {
                         output.is_blocked = true;
-                        if output.stalls_at.is_none() || output.taken >= PROGRESS {
-                            (output.stalls_at, output.taken) = (Some(self.clock.stalls_at()), 0);
-                        }
+                        self.has_taken_enough(&mut output);
                         if self.arm_output(&mut output).is_err() {
                             // Without a descriptor it cannot be told when there is room. The peer may connect again.
                             drop(output);
@@ -357,12 +373,19 @@ impl Connection {
         hub.room.forget(self.token);
         hub.connections.remove(self.token);
     }
-    /// If nothing is received, answered or sent: when it was last used, in requests.
-    pub(super) fn idle_since(&self) -> Option<u64> {
+    pub(super) fn origin(&self) -> Origin {
+        Origin::new(self.peer)
+    }
+    /// When it was last used, in requests.
+    pub(super) fn used_at(&self) -> u64 {
+        self.used_at.load(Relaxed)
+    }
+    /// Whether nothing is received, answered or sent.
+    pub(super) fn is_idle(&self) -> bool {
         let is_within_record = lock(&self.input).is_within_record();
         let output = lock(&self.output);
         let is_idle = !is_within_record && output.in_progress == 0 && output.queue.is_empty() && !output.is_sending;
-        is_idle.then(|| self.used_at.load(Relaxed))
+        is_idle && !self.is_ready(PollFlags::IN) // A request that no thread has read yet.
     }
 
     #[cfg(test)]
@@ -372,8 +395,7 @@ impl Connection {
 
     /// Ends it if it was too slow. Whoever reads or sends then closes it.
     pub(super) fn end_if_stalled(&self, tick: u64, hub: &Hub) {
-        let stalls_at = lock(&self.output).stalls_at.unwrap_or(NEVER).min(self.stalls_at.load(Relaxed));
-        if tick < stalls_at {
+        if !self.brings_too_little(tick) && !self.takes_too_little(tick) {
             return;
         }
         self.has_stalled.store(true, Relaxed);
@@ -381,6 +403,42 @@ impl Connection {
             Err(error) if error.kind() == ErrorKind::NotConnected => self.close(hub, Why::Stalled),
             _ => {}
         }
+    }
+}
+
+impl Connection {
+    /// Whether too little of a record came. If there is something to read, the threads are late, and not the peer.
+    fn brings_too_little(&self, tick: u64) -> bool {
+        let is_time = || tick >= self.stalls_at.load(Relaxed);
+        if !is_time() {
+            return false;
+        }
+        let _nobody_receives = lock(&self.input);
+        is_time() && !self.is_ready(PollFlags::IN)
+    }
+    /// Whether the peer took too little of its replies. If there is room for more, the threads are late.
+    fn takes_too_little(&self, tick: u64) -> bool {
+        let mut output = lock(&self.output);
+        if output.is_sending || output.stalls_at.is_none_or(|at| tick < at) || self.is_ready(PollFlags::OUT) {
+            return false;
+        }
+        !self.has_taken_enough(&mut output)
+    }
+    /// Whether the peer took [`PROGRESS`] of what the socket had for it. Then it gets more time. The socket has room again only
+    /// once a third of it is empty, which may be a megabyte.
+    fn has_taken_enough(&self, output: &mut Output) -> bool {
+        let unsent = unsent(self.socket.as_fd()).unwrap_or(0);
+        let has_taken = output.stalls_at.is_none() || output.offered.saturating_sub(unsent) >= PROGRESS;
+        if has_taken {
+            (output.stalls_at, output.offered) = (Some(self.clock.stalls_at()), unsent);
+        }
+        has_taken
+    }
+    fn is_ready(&self, flags: PollFlags) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut events = [PollFd::new(&self.socket, flags)];
+        // If it fails, nothing is known of the peer: it is asked again.
+        poll(&mut events, Some(&now)) != Ok(0)
     }
 }
 

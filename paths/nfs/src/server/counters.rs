@@ -14,7 +14,7 @@ pub(crate) enum Why {
     Malformed,
     /// It was too slow within a record, or to take its replies.
     Stalled,
-    /// It was idle, and a new connection needed its place.
+    /// It was idle, or its address had more than half of all connections, and a new connection needed its place.
     Idle,
     /// The server stopped.
     Stopped,
@@ -29,7 +29,7 @@ pub(crate) struct Counters {
     pub(crate) accepted: AtomicU64,
     /// Refused: the list of peers does not have them.
     pub(crate) refused_peers: AtomicU64,
-    /// Refused: there are too many, and none is idle.
+    /// Refused: there are too many, and none may be closed for them.
     pub(crate) refused_full: AtomicU64,
     /// Pauses of accepting, because descriptors or memory lacked.
     pub(crate) accept_pauses: AtomicU64,

@@ -102,8 +102,8 @@ pub(super) struct Output {
     pub(super) is_blocked: bool,
     /// The tick at which it has taken too little for too long, if it did not take all.
     pub(super) stalls_at: Option<u64>,
-    /// The bytes that it took since that was set.
-    pub(super) taken: usize,
+    /// The bytes that the socket had for the peer as that was set, and those that it got since.
+    pub(super) offered: usize,
     /// Nobody reads, until there are fewer requests or replies.
     pub(super) is_input_idle: bool,
     /// Then: whether a part of a record was read.

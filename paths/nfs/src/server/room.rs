@@ -6,18 +6,17 @@
 //!   never wait for each other in a circle. The first page, at most one for each connection, is beyond the bound.
 //! - R2 Room is given in the order in which it was asked for, except that R3 lets others pass.
 //! - R3 When room is given, an address gets no more than stays free: it has at most half, and leaves the other half to others.
-//!   An address that has none gets what is free. So connections that hold room for long stop those of other addresses only if
-//!   they come from many addresses.
+//!   An address that has none gets what is free, and one that has some stops nobody while it waits for more. So connections that
+//!   hold room for long stop those of other addresses only if they come from many addresses. An address is an [`Origin`] here.
 //! - R4 A connection that is closed does not wait.
 //!
 //! # Lock
 //! The one lock here is a leaf: connections are dropped and armed after it is released.
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::connection::Connection;
+use super::connection::{Connection, Origin};
 use super::lock;
 use super::poller::Token;
 
@@ -28,8 +27,8 @@ pub(super) struct Room(Mutex<State>);
 struct State {
     /// Pages that may still be reserved.
     free: usize,
-    /// Those that are reserved, by address.
-    held: HashMap<IpAddr, usize>,
+    /// Those that are reserved, by origin.
+    held: HashMap<Origin, usize>,
     waiting: VecDeque<Waiting>,
 }
 
@@ -37,7 +36,7 @@ struct State {
 struct Waiting {
     connection: Weak<Connection>,
     token: Token,
-    peer: IpAddr,
+    origin: Origin,
     pages: usize,
 }
 
@@ -45,7 +44,7 @@ struct Waiting {
 #[derive(Debug)]
 pub(super) struct Reserved {
     room: Arc<Room>,
-    peer: IpAddr,
+    origin: Origin,
     pages: usize,
 }
 
@@ -53,25 +52,25 @@ impl State {
     /// The first one that may have room now.
     fn first(&self) -> Option<usize> {
         let mut passed = HashSet::new();
-        for (at, Waiting { peer, pages, .. }) in self.waiting.iter().enumerate() {
-            if passed.contains(peer) {
+        for (at, Waiting { origin, pages, .. }) in self.waiting.iter().enumerate() {
+            if passed.contains(origin) {
                 continue; // Those of one address keep their order.
             }
-            let held = self.held.get(peer).copied().unwrap_or(0);
+            let held = self.held.get(origin).copied().unwrap_or(0);
             if held + pages <= self.free {
                 return Some(at);
             }
-            if *pages > self.free {
+            if *pages > self.free && held == 0 {
                 return None; // Smaller ones do not pass it.
             }
-            passed.insert(*peer);
+            passed.insert(*origin);
         }
         None
     }
     fn give(&mut self, at: usize) -> Option<Waiting> {
         let next = self.waiting.remove(at)?;
         self.free -= next.pages;
-        *self.held.entry(next.peer).or_default() += next.pages;
+        *self.held.entry(next.origin).or_default() += next.pages;
         Some(next)
     }
 }
@@ -82,23 +81,23 @@ impl Room {
     }
     /// Room for `pages`, or `None`: then the connection is granted the room and armed as soon as others leave it.
     pub(super) fn reserve(self: &Arc<Self>, pages: usize, connection: &Arc<Connection>) -> Option<Reserved> {
-        let (token, peer) = (connection.token, connection.peer.ip());
+        let (token, origin) = (connection.token, connection.origin());
         let mut state = lock(&self.0);
         let last = state.waiting.len();
-        state.waiting.push_back(Waiting { connection: Arc::downgrade(connection), token, peer, pages });
+        state.waiting.push_back(Waiting { connection: Arc::downgrade(connection), token, origin, pages });
         if state.first() != Some(last) {
             return None;
         }
         state.give(last)?;
-        Some(Reserved { room: self.clone(), peer, pages })
+        Some(Reserved { room: self.clone(), origin, pages })
     }
-    fn leave(self: &Arc<Self>, peer: IpAddr, pages: usize) {
+    fn leave(self: &Arc<Self>, origin: Origin, pages: usize) {
         self.change(|state| {
             state.free += pages;
-            if let Some(held) = state.held.get_mut(&peer) {
+            if let Some(held) = state.held.get_mut(&origin) {
                 *held -= pages;
                 if *held == 0 {
-                    state.held.remove(&peer);
+                    state.held.remove(&origin);
                 }
             }
         });
@@ -113,7 +112,7 @@ impl Room {
         let mut state = lock(&self.0);
         change(&mut state);
         while let Some(next) = state.first().and_then(|at| state.give(at)) {
-            let reserved = Reserved { room: self.clone(), peer: next.peer, pages: next.pages };
+            let reserved = Reserved { room: self.clone(), origin: next.origin, pages: next.pages };
             granted.push((next.connection, reserved));
         }
         drop(state);
@@ -137,6 +136,6 @@ impl Room {
 impl Drop for Reserved {
     fn drop(&mut self) {
         let pages = mem::take(&mut self.pages);
-        self.room.leave(self.peer, pages);
+        self.room.leave(self.origin, pages);
     }
 }

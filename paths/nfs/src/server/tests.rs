@@ -1,22 +1,25 @@
 //! Clients over loopback against a service that echoes. Time ends a test only if it hangs.
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pagemill::{Allocator, CachedFile, FileBacking, Gfp, PageCache};
+use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::clock::TICKS;
-use super::connection::{ASKED_MAX, REQUESTS_MAX};
+use super::connection::{ASKED_MAX, Connection, REQUESTS_MAX};
 use super::input::PROGRESS;
 use super::{Server, Service, Settings, Why, lock};
 use crate::call::{Answer, Call, Pace, Status};
 use crate::record::MARK;
 use crate::record::tests::{call, write_args};
+use crate::syscalls::unsent;
 
 const NULL: u32 = 0;
 /// The results are the arguments.
@@ -143,7 +146,12 @@ impl Client {
     }
     /// A client with this address, which is one of this machine's.
     fn from(own: Ipv4Addr, address: SocketAddr) -> Self {
+        Self::with(own, None, address)
+    }
+    /// A client whose system keeps about so many bytes that it has not read.
+    fn with(own: Ipv4Addr, unread: Option<usize>, address: SocketAddr) -> Self {
         let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        unread.into_iter().for_each(|bytes| set_socket_recv_buffer_size(&socket, bytes).unwrap());
         bind(&socket, &SocketAddr::from((own, 0))).unwrap();
         connect(&socket, &address).unwrap();
         let socket = TcpStream::from(socket);
@@ -501,7 +509,7 @@ fn a_newcomer_takes_the_place_of_the_address_with_most_connections_that_is_idle_
         client.send(&record(1, NULL, &[]));
         client.results();
         // It is idle once its reply is no longer being sent.
-        until(|| server.hub.connections.all().iter().all(|connection| connection.idle_since().is_some()));
+        until(|| server.hub.connections.all().iter().all(|connection| connection.is_idle()));
     };
     let mut clients = [there, here, here].map(|own| Client::from(own, address));
     [0, 2, 1].into_iter().for_each(|client| request(&mut clients[client]));
@@ -513,6 +521,60 @@ fn a_newcomer_takes_the_place_of_the_address_with_most_connections_that_is_idle_
     request(&mut newcomer);
     let counters = server.counters();
     assert_eq!((counters.closed(Why::Idle), counters.refused_full.load(SeqCst), counters.connections()), (2, 0, 3));
+    server.stop();
+}
+
+#[test]
+fn an_address_with_many_connections_takes_no_place_from_one_with_few_and_has_half_at_most() {
+    let settings = Settings { threads: 1, connections: 4, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(1024), Echo::default());
+    let [few, many, newcomer] = [1, 2, 3].map(|number| Ipv4Addr::new(127, 0, 0, number));
+    let request = |client: &mut Client| {
+        client.send(&record(1, NULL, &[]));
+        client.results();
+    };
+    let mut idle = Client::from(few, address);
+    request(&mut idle);
+    let before = server.counters().received_bytes.load(SeqCst);
+    // None of these is idle.
+    let mut unfinished: Vec<_> = (0..3).map(|_| Client::from(many, address)).collect();
+    unfinished.iter_mut().for_each(|client| client.send(&record(1, NULL, &[])[..10]));
+    until(|| server.counters().received_bytes.load(SeqCst) == before + 30);
+    assert!(Client::from(many, address).is_closed());
+    request(&mut idle);
+    let mut newcomer = Client::from(newcomer, address);
+    request(&mut newcomer);
+    assert!(unfinished[0].is_closed());
+    request(&mut idle);
+    let counters = server.counters();
+    assert_eq!((counters.closed(Why::Idle), counters.refused_full.load(SeqCst)), (1, 1));
+    server.stop();
+}
+
+#[test]
+fn those_that_connect_without_end_do_not_stop_the_clock() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let stranger = Ipv4Addr::new(127, 0, 0, 2);
+    let is_over = Arc::new(AtomicBool::new(false));
+    // Whenever a stranger is accepted, the next one is there already.
+    let allows = {
+        let is_over = is_over.clone();
+        move |peer: std::net::IpAddr| {
+            if peer == stranger && !is_over.load(SeqCst) {
+                drop(Client::from(stranger, address));
+            }
+            peer != stranger
+        }
+    };
+    let settings = Settings { threads: 1, stalled_after: Duration::from_millis(20), ..Settings::default() };
+    let server = Server::start(listener, settings, &allocator(1024), allows, Arc::new(Echo::default())).unwrap();
+    let mut client = Client::new(address);
+    drop(Client::from(stranger, address));
+    client.send(&record(1, NULL, &[])[..10]);
+    let is_closed = client.is_closed();
+    is_over.store(true, SeqCst);
+    assert!(is_closed);
     server.stop();
 }
 
@@ -619,8 +681,87 @@ fn peer_that_does_not_take_a_reply_is_not_waited_for() {
     until(|| server.hub.connections.all().iter().any(|connection| connection.is_blocked()));
     tick(&server, u64::from(TICKS));
     assert_eq!(server.hub.connections.len(), 1);
-    tick(&server, u64::from(TICKS) + 1);
-    until(|| server.counters().closed(Why::Stalled) == 1);
+    // Its system may have taken more, as long as it had room.
+    let mut number = 0;
+    until(|| {
+        number += u64::from(TICKS) + 1;
+        tick(&server, number);
+        server.counters().closed(Why::Stalled) == 1
+    });
+    server.stop();
+}
+
+#[test]
+fn peer_that_takes_a_reply_slowly_gets_all_of_it() {
+    let (server, address, _) = start_without_time();
+    // What it does not read is soon in the server's socket.
+    let mut client = Client::with(Ipv4Addr::LOCALHOST, Some(64 << 10), address);
+    let len = 16 << 20;
+    client.send(&record(1, MANY, &(len as u32).to_be_bytes()));
+    until(|| server.hub.connections.all().iter().any(|connection| connection.is_blocked()));
+    let connection = server.hub.connections.all().remove(0);
+    let unsent = || unsent(connection.socket.as_fd()).unwrap();
+    let (mut received, mut number) = (0, 0);
+    // It takes a little more than it must. The socket has no room for more meanwhile.
+    while connection.is_blocked() && number < 10 * u64::from(TICKS) {
+        let before = unsent();
+        while connection.is_blocked() && unsent() + PROGRESS > before {
+            received += client.0.read(&mut [0; 4096]).unwrap();
+        }
+        number += u64::from(TICKS);
+        tick(&server, number);
+    }
+    assert_eq!(server.counters().closed(Why::Stalled), 0);
+    let mut rest = vec![0; MARK + 24 + len - received];
+    client.0.read_exact(&mut rest).unwrap();
+    server.stop();
+}
+
+/// How many bytes a server has not read of what came.
+fn unread(server: &Server) -> u64 {
+    let all = server.hub.connections.all();
+    all.iter().map(|connection| rustix::io::ioctl_fionread(&connection.socket).unwrap()).sum()
+}
+
+#[test]
+fn record_that_comes_while_all_threads_are_busy_does_not_stall() {
+    let (server, address, echo) = start_without_time();
+    let data = bytes(20_000, 1);
+    let write = record(1, WRITE, &write_args(&data));
+    let mut client = Client::new(address);
+    client.send(&write[..10_000]);
+    until(|| server.counters().received_bytes.load(SeqCst) == 10_000);
+    let mut others = [Client::new(address), Client::new(address)];
+    for (count, other) in others.iter_mut().enumerate() {
+        other.send(&record(1, WAIT, &[]));
+        echo.gate.wait_for(count + 1);
+    }
+    client.send(&write[10_000..]);
+    until(|| unread(&server) == write.len() as u64 - 10_000);
+    (0..=2 * u64::from(TICKS)).for_each(|number| tick(&server, number));
+    echo.gate.open();
+    assert_eq!(client.results(), (1, write_results(&data)));
+    server.stop();
+}
+
+#[test]
+fn connection_with_a_request_that_is_not_read_yet_is_not_idle() {
+    let settings = Settings { threads: 2, connections: 3, ..Settings::default() };
+    let (server, address, echo) = start_with(settings, &allocator(2048), Echo::default());
+    let mut client = Client::new(address);
+    client.send(&record(1, NULL, &[]));
+    client.results();
+    let mut others = [Client::new(address), Client::new(address)];
+    for (count, other) in others.iter_mut().enumerate() {
+        other.send(&record(1, WAIT, &[]));
+        echo.gate.wait_for(count + 1);
+    }
+    let request = record(2, ECHO, b"here");
+    client.send(&request);
+    until(|| unread(&server) == request.len() as u64);
+    assert!(Client::new(address).is_closed());
+    echo.gate.open();
+    assert_eq!(client.results(), (2, b"here".to_vec()));
     server.stop();
 }
 
@@ -647,6 +788,45 @@ fn unfinished_writes_of_one_address_leave_room_for_those_of_another() {
         assert_eq!(client.results(), (1, write_results(&data)));
     }
     assert_eq!(server.hub.room.free(), 512);
+    server.stop();
+}
+
+/// Adds a connection that looks as if it came from there.
+fn add_from(peer: &str, server: &Server, address: SocketAddr) -> Arc<Connection> {
+    let (socket, peer) = (TcpStream::connect(address).unwrap(), peer.parse().unwrap());
+    let new = |token| Connection::new(token, socket, peer, &server.hub);
+    server.hub.connections.add(server.hub.settings.connections, new).unwrap()
+}
+
+#[test]
+fn an_address_that_has_room_and_waits_for_more_stops_no_other() {
+    let settings = Settings { threads: 1, unfinished_pages: 512, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(1024), Echo::default());
+    let connections: Vec<_> =
+        (1..=5).map(|number| add_from(&format!("10.0.0.{number}:700"), &server, address)).collect();
+    let reserve = |connection: usize, pages| server.hub.room.reserve(pages, &connections[connection]);
+    let first = reserve(0, 256).unwrap();
+    assert!(reserve(0, 256).is_none());
+    let second = reserve(1, 200).unwrap();
+    let third = reserve(2, 16).unwrap();
+    // One that has none is not passed by smaller ones.
+    assert!(reserve(3, 50).is_none() && reserve(4, 1).is_none());
+    drop(second);
+    // All but the first address's second.
+    assert_eq!((server.hub.room.waiting(), server.hub.room.free()), (1, 512 - 256 - 16 - 51));
+    drop((first, third));
+    server.stop();
+}
+
+#[test]
+fn users_of_a_machine_who_are_not_served_leave_room_for_those_who_are() {
+    let settings = Settings { threads: 1, unfinished_pages: 512, ..Settings::default() };
+    let (server, address, _) = start_with(settings, &allocator(1024), Echo::default());
+    let [user, root] = ["10.0.0.1:40000", "10.0.0.1:700"].map(|peer| add_from(peer, &server, address));
+    let held = server.hub.room.reserve(256, &user).unwrap();
+    assert!(server.hub.room.reserve(256, &user).is_none());
+    assert!(server.hub.room.reserve(256, &root).is_some());
+    drop(held);
     server.stop();
 }
 
@@ -787,6 +967,84 @@ fn quick_requests_do_not_wait_for_a_slow_one_that_came_with_them() {
     echo.gate.open();
     assert_eq!(client.results(), (1, b"done".to_vec()));
     server.stop();
+}
+
+/// One of the ways in which a client uses a connection and ends it. It may be closed at any time.
+fn use_somehow(client: &mut Client, random: &mut impl FnMut(usize) -> usize) -> io::Result<()> {
+    let write = record(1, WRITE, &write_args(&bytes([5000, 300_000, 1 << 20][random(3)], 1)));
+    let many: Vec<_> = (0..3).flat_map(|xid| record(xid, MANY, &(3_u32 << 20).to_be_bytes())).collect();
+    match random(6) {
+        0 => client.0.write_all(&write[..random(write.len())])?,
+        1 => client.0.write_all(&write)?,
+        2 => client.0.write_all(&[&write[..], &many, &write[..600]].concat())?,
+        3 => {
+            client.0.write_all(&many)?;
+            let mut some = vec![0; random(4 << 20)];
+            client.0.read_exact(&mut some)?;
+        }
+        4 => client.0.write_all(&(0..20).map(|_| random(256) as u8).collect::<Vec<_>>())?,
+        _ => {
+            client.0.write_all(&[&record(1, READ, &[0, 16, 0, 0]), &many[..100]].concat())?;
+            client.0.read_exact(&mut [0; 28])?;
+        }
+    }
+    match random(4) {
+        // A reset.
+        0 => set_socket_linger(&client.0, Some(Duration::ZERO))?,
+        1 => client.0.shutdown(Shutdown::Write)?,
+        2 => {
+            client.0.shutdown(Shutdown::Write)?;
+            io::copy(&mut client.0, &mut io::sink())?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+#[test]
+fn connections_that_end_in_any_way_leave_nothing() {
+    let memory = allocator(8192);
+    let in_use = || memory.validate().unwrap().handed_out;
+    let before = in_use();
+    let settings = Settings { threads: 3, connections: 6, unfinished_pages: 512, ..Settings::default() };
+    let (server, address, echo) =
+        start_with(Settings { stalled_after: Duration::from_secs(1 << 20), ..settings }, &memory, Echo::default());
+    echo.gate.open();
+    let running = AtomicUsize::new(4);
+    thread::scope(|scope| {
+        for seed in 0..4 {
+            let running = &running;
+            scope.spawn(move || {
+                let mut rng = seed as u64;
+                let mut random = move |n: usize| {
+                    rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (rng >> 33) as usize % n
+                };
+                for _ in 0..50 {
+                    let mut clients: Vec<_> =
+                        (0..=random(3)).map(|_| Client::from(Ipv4Addr::new(127, 0, 0, 1 + seed), address)).collect();
+                    for client in &mut clients {
+                        // Whatever it comes to: it may be closed for another one's sake, or as too slow.
+                        let _ = use_somehow(client, &mut random);
+                    }
+                }
+                running.fetch_sub(1, SeqCst);
+            });
+        }
+        // Each may be a long time.
+        let mut number = 0;
+        while running.load(SeqCst) > 0 {
+            number += 1;
+            tick(&server, number);
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    until(|| server.hub.connections.len() == 0);
+    until(|| server.hub.room.free() == 512);
+    assert_eq!((server.hub.room.waiting(), server.counters().connections()), (0, 0));
+    server.stop();
+    drop(server);
+    assert_eq!(in_use(), before);
 }
 
 /// Stops the server; a hang is a failure.
