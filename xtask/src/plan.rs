@@ -7,8 +7,8 @@ use crate::paths;
 use crate::shell::Shell;
 use crate::tally::Tally;
 use crate::tools::{
-    self, AARCH64, CBINDGEN, CLIPPY, GCC, GIT, GXX, LLVM, MAKE, MANDOC, NIGHTLY, Need, OLDEST_TOOLCHAIN, PKG_CONFIG,
-    RUST_SRC, RUSTFMT, WINDOWS, X86_64_BARE,
+    self, AARCH64, CBINDGEN, CLANG, CLANG_RT, CLIPPY, GCC, GIT, GXX, LLVM, MAKE, MANDOC, NIGHTLY, Need,
+    OLDEST_TOOLCHAIN, PKG_CONFIG, RUST_SRC, RUSTFMT, VALGRIND, WINDOWS, X86_64_BARE,
 };
 use crate::{binaries, builds, capi, clauses, hunts, papers, readme, vm};
 
@@ -50,8 +50,8 @@ pub(crate) struct Step {
 }
 
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
-/// With what the tests of the library for C compile and link programs with.
-const TESTS: &[Need] = &[GCC, GXX, MAKE, PKG_CONFIG];
+/// With what the tests of the library for C compile, link and run programs with.
+const TESTS: &[Need] = &[GCC, GXX, MAKE, PKG_CONFIG, CLANG, CLANG_RT, VALGRIND];
 const RUSTDOC: &[Need] = &[GCC, GXX, MAKE, NIGHTLY];
 const LINTS: &[Need] = &[CLIPPY, GCC, GXX, MAKE];
 const MIRI: &[Need] = &[GCC, NIGHTLY, tools::MIRI, RUST_SRC];

@@ -25,6 +25,13 @@ pub(crate) const GCC: Need = Need::Deb("gcc", &["gcc", "--version"]);
 pub(crate) const GXX: Need = Need::Deb("g++", &["g++", "--version"]);
 /// Builds one of the peers.
 pub(crate) const MAKE: Need = Need::Deb("make", &["make", "--version"]);
+/// The second C and C++ compiler that C programs of the tests are compiled with.
+pub(crate) const CLANG: Need = Need::Deb("clang", &["clang", "--version"]);
+/// What clang links programs under AddressSanitizer with.
+pub(crate) const CLANG_RT: Need =
+    Need::Deb("libclang-rt-dev", &["sh", "-c", "test -d $(clang -print-resource-dir)/lib/linux"]);
+/// Runs the examples in C, and sees each fault of their memory.
+pub(crate) const VALGRIND: Need = Need::Deb("valgrind", &["valgrind", "--version"]);
 /// Says how a C program is compiled with an installed library.
 pub(crate) const PKG_CONFIG: Need = Need::Deb("pkg-config", &["pkg-config", "--version"]);
 /// Writes pagemill.h.

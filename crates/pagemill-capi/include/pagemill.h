@@ -16,6 +16,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 // Private memory, committed as it is touched.
 #define PAGEMILL_MEMORY_ANONYMOUS 0
@@ -155,6 +156,39 @@
 // The largest order of a block: 1 GiB.
 #define PAGEMILL_ORDER_MAX 18
 
+// Nothing is read ahead.
+#define PAGEMILL_PAGE_CACHE_NO_READAHEAD 1
+
+// Each page is zeroed before it goes back to the allocator.
+#define PAGEMILL_PAGE_CACHE_WIPED 2
+
+// The file is opened for reading only.
+#define PAGEMILL_FILE_READ_ONLY 1
+
+// It goes past the system's cache (`O_DIRECT`), so that pages are cached once.
+#define PAGEMILL_FILE_DIRECT 2
+
+// It is created if it is not there.
+#define PAGEMILL_FILE_CREATE 4
+
+// Nothing is known. The numbers of advice are those of `posix_fadvise(2)`.
+#define PAGEMILL_ADVICE_NORMAL 0
+
+// The file is read at random: nothing is read ahead.
+#define PAGEMILL_ADVICE_RANDOM 1
+
+// It is read in sequence: windows are twice as large.
+#define PAGEMILL_ADVICE_SEQUENTIAL 2
+
+// These bytes will be read soon: reading them begins now.
+#define PAGEMILL_ADVICE_WILLNEED 3
+
+// These bytes will not be read soon: their pages go now if they are clean.
+#define PAGEMILL_ADVICE_DONTNEED 4
+
+// The file is read in sequence, once: pages go when they have been read, unless others use them too.
+#define PAGEMILL_ADVICE_NOREUSE 5
+
 // The pool prefers memory of the node `node`: pages of others do not stay in it.
 #define PAGEMILL_PAGE_POOL_NODE 1
 
@@ -173,8 +207,8 @@
 // What a call returns: 0, or what is wrong. `pagemill_strerror` has a sentence for each.
 //
 // The hundreds tell the kinds apart. 1xx: no memory now; try later, ask for less, or free some. 2xx: the arguments are wrong, and
-// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator or a device cannot be made
-// or changed as asked. A later version may add values.
+// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator or a device cannot be made or changed as asked.
+// 5xx: input or output failed. A later version may add values.
 //
 enum pagemill_error {
   // It worked.
@@ -257,6 +291,8 @@ enum pagemill_error {
   PAGEMILL_ERROR_DEVICE = 406,
   // This is a forked child, and what it asks for is its parent's.
   PAGEMILL_ERROR_FORKED = 407,
+  // Reading or writing a file failed. errno has the system's number, or the one that a function of the program's returned.
+  PAGEMILL_ERROR_IO = 500,
 };
 
 // A limit on pages, which requests that name it are charged to. The type is opaque.
@@ -293,6 +329,13 @@ struct pagemill_device;
 // In the child of a `fork` the pool is its parent's: the child gets `PAGEMILL_ERROR_FORKED`, and statistics without blocks.
 struct pagemill_dma_pool;
 
+// A file that is open in a page cache. The type is opaque. Any thread may use it, several at the same time; one that reads on its
+// own has a window of readahead of its own with `pagemill_file_reopen`.
+struct pagemill_file;
+
+// Bytes that a page cache lends. The type is opaque.
+struct pagemill_lent;
+
 // A list of blocks of one order. It owns its blocks, and no pointer to them is handed out: free them by way of the list, or take them
 // off. Its links lie outside the blocks. The type is opaque. One thread at a time may use a list.
 struct pagemill_list;
@@ -305,6 +348,14 @@ struct pagemill_list;
 // The child of a `fork` goes on with the reserve that there was. Elements of other threads stay handed out there for ever, so it may release the
 // pool, not destroy it.
 struct pagemill_mempool;
+
+// A cache of pages of files, which come from an allocator. The type is opaque. Any thread may use it.
+//
+// It is a shrinker of its allocator: when memory is short, clean pages go, and dirty ones are written first, unless the request has
+// `PAGEMILL_GFP_NOIO` or `PAGEMILL_GFP_NOFS`.
+//
+// The child of a `fork` must not use it, nor its files: it may close them, which changes nothing of its parent's.
+struct pagemill_page_cache;
 
 // A pool of pages that circulate: its consumer takes pages from a cache that nobody else touches, and other threads return them by a ring.
 // Pages keep their contents, their place and so their device addresses. The type is opaque.
@@ -528,6 +579,98 @@ struct pagemill_misuse {
   enum pagemill_error error;
   // The pointer that was refused.
   void *pointer;
+};
+
+// What a page cache is to be like. Set `size` to `sizeof(struct pagemill_page_cache_options)`, and whatever is not to be 0.
+struct pagemill_page_cache_options {
+  // The size of this structure, in bytes.
+  size_t size;
+  // The most pages that it has at a time, lent ones included. 0: as many as its allocator has.
+  size_t limit;
+  // How many of its pages may be dirty before writers write some back. 0: a fifth of the limit.
+  size_t dirty_limit;
+  // The largest window of readahead, in pages. 0: 1024.
+  size_t window;
+  // The number of threads that read and write files, started as they are needed. 0: 3.
+  uint32_t threads;
+  // `PAGEMILL_PAGE_CACHE_NO_READAHEAD` and `PAGEMILL_PAGE_CACHE_WIPED`.
+  uint32_t flags;
+  // A name for observers, or null.
+  const char *name;
+};
+
+// What a page cache has counted since it was made, and what it has now.
+struct pagemill_page_cache_statistics {
+  // Pages that readers found in the cache.
+  uint64_t hits;
+  // Pages that readers did not find, and waited for, and those that writers made.
+  uint64_t misses;
+  // Pages that were read from a file.
+  uint64_t read;
+  // Those of them that no request had asked for: read ahead.
+  uint64_t read_ahead;
+  // Pages read ahead that were evicted before anybody asked for them.
+  uint64_t ahead_unused;
+  // Requests of readahead: windows that had a hole.
+  uint64_t windows;
+  // Those of them that a reader began by reaching the marker, without waiting.
+  uint64_t windows_marked;
+  // Windows that were shortened because there was no memory.
+  uint64_t windows_shortened;
+  // Reads of a file: one for each run of neighbouring holes.
+  uint64_t reads;
+  // Those of them that failed.
+  uint64_t reads_failed;
+  // Pages that were written to a file.
+  uint64_t written;
+  // Writes to a file.
+  uint64_t writes;
+  // Those of them that failed.
+  uint64_t writes_failed;
+  // Pages that were replaced by a copy, since somebody read the old one as it was written to.
+  uint64_t copied;
+  // Pages that were evicted.
+  uint64_t evicted;
+  // Calls of the allocator's reclaim, for clean pages.
+  uint64_t shrinks;
+  // Pages lent.
+  uint64_t lent;
+  // Pages that it has now, lent ones included.
+  uint64_t pages;
+  // Those of them that are to be written.
+  uint64_t dirty;
+  // Pages that it may have.
+  uint64_t limit;
+  // Bytes of its descriptors and of its indexes.
+  uint64_t metadata;
+};
+
+// The functions of a file that a program brings, and what they get. Set `size` to `sizeof(struct pagemill_backing)`, and all others
+// to 0 that there are not.
+//
+// Functions return a number below 0, that of the system's error, if they fail: `-EIO`, for example. `-EINTR` is tried again. Several
+// threads call them at the same time, but never a read or write of bytes that another one writes. They must return: no exception, no
+// longjmp. They may allocate, but use no file of the same cache. A function that writes takes pages that it needs from a pool, with
+// `PAGEMILL_GFP_NOIO`.
+struct pagemill_backing {
+  // The size of this structure, in bytes.
+  size_t size;
+  // Is passed to each function.
+  void *user;
+  // The file's length in bytes, now.
+  int64_t (*len)(void *user);
+  // Reads as `preadv(2)` does: returns how many bytes, at least one unless the file ends at `at`.
+  int64_t (*read)(const struct iovec *parts, size_t n, uint64_t at, void *user);
+  // Writes as `pwritev(2)` does, and lengthens the file if need be. Null: the file is for reading only.
+  int64_t (*write)(const struct iovec *parts, size_t n, uint64_t at, void *user);
+  // Returns 0 once what was written before is durable. Null: it always is.
+  int (*sync)(void *user);
+  // Cuts the file, or lengthens it with zeros, and returns 0. Null: its length does not change but by writes.
+  int (*set_len)(uint64_t len, void *user);
+  // Is called once, on any thread, when the cache calls no other function any more; or null.
+  void (*release)(void *user);
+  // The most bytes that one call of `read` or `write` should have. 0: any number.
+  size_t largest;
 };
 
 // What a pool is to be like. Set `size` to `sizeof(struct pagemill_page_pool_options)`, and whatever is not to be 0.
@@ -964,6 +1107,16 @@ enum pagemill_error pagemill_list_push(struct pagemill_list *list,
                                        void *block,
                                        uint32_t order);
 
+// Calls `each` with each block, from the head on. `user` is passed through. The blocks stay the list's: freeing one is refused. The
+// function must not use the list, which is empty meanwhile, and it must return: no exception, no longjmp.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: yes, if `each` may be called there.
+enum pagemill_error pagemill_list_each(struct pagemill_list *list,
+                                       void (*each)(void *block, void *user),
+                                       void *user);
+
 // Moves all blocks of `other` to the tail of `list`, in constant time.
 //
 // Errors: 2xx for no open handle, or twice the same, `PAGEMILL_ERROR_LIST_ORDER` if both have blocks, of different orders. Nothing has
@@ -1153,6 +1306,260 @@ enum pagemill_error pagemill_free_run(void *run,
 //
 // Threads: any. Signal handlers: yes.
 void pagemill_on_misuse(void (*hook)(const struct pagemill_misuse *report));
+
+// Makes a page cache whose pages come from `allocator`; `options` may be null. `*cache` gets the handle, or null.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_page_cache_create(struct pagemill_allocator *allocator,
+                                               const struct pagemill_page_cache_options *options,
+                                               struct pagemill_page_cache **cache);
+
+// Lets a page cache go. It ends with the last of its files and of what it lends.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_page_cache_close(struct pagemill_page_cache *cache);
+
+// Changes the limit of a page cache; the one that it was made with is the largest. Pages above it are evicted now, as far as they
+// can be.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_page_cache_set_limit(struct pagemill_page_cache *cache,
+                                                  size_t pages);
+
+// Evicts up to so many clean pages, those first that were used least. Returns how many; 0 for no open handle.
+//
+// Threads: any. Signal handlers: no.
+size_t pagemill_page_cache_evict(struct pagemill_page_cache *cache, size_t pages);
+
+// Writes up to so many dirty pages, of any file, without making them durable. Returns how many; 0 for no open handle.
+//
+// Threads: any. Signal handlers: no.
+size_t pagemill_page_cache_write_back(struct pagemill_page_cache *cache,
+                                      size_t pages);
+
+// Reads a page cache's statistics.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_page_cache_stats(const struct pagemill_page_cache *cache,
+                                              struct pagemill_page_cache_statistics *stats);
+
+// Opens a regular file or a block device by its path. `flags` are any of `PAGEMILL_FILE_READ_ONLY` to `PAGEMILL_FILE_CREATE`.
+// `*file` gets the handle, or null. One file is opened once; further openers of it are made by `pagemill_file_reopen`.
+//
+// Errors: 2xx if an argument is wrong, or the path is not that of such a file; `PAGEMILL_ERROR_IO` with the system's errno,
+// EOPNOTSUPP if the file system has no `O_DIRECT`.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_page_cache_open_path(struct pagemill_page_cache *cache,
+                                                  const char *path,
+                                                  uint32_t flags,
+                                                  struct pagemill_file **file);
+
+// Opens the regular file or block device behind a descriptor, for reading only if the descriptor is. The descriptor stays the
+// caller's, who may close it. `*file` gets the handle, or null. One file is opened once; further openers of it are made by
+// `pagemill_file_reopen`.
+//
+// Errors: 2xx if an argument is wrong, or the descriptor is not one of such a file, or open with `O_WRONLY`, `O_APPEND` or
+// `O_DIRECT`; `PAGEMILL_ERROR_IO` with the system's errno.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_page_cache_open(struct pagemill_page_cache *cache,
+                                             int descriptor,
+                                             struct pagemill_file **file);
+
+// Opens a file of the program's own functions. `*file` gets the handle, or null.
+//
+// Errors: 2xx if an argument is wrong: `backing->release` is not called then. `PAGEMILL_ERROR_IO` with the errno of `backing->len`.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_page_cache_open_backing(struct pagemill_page_cache *cache,
+                                                     const struct pagemill_backing *backing,
+                                                     struct pagemill_file **file);
+
+// Makes another opener of the same file, with a window of readahead of its own. `*opened` gets the handle, or null.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_file_reopen(const struct pagemill_file *file,
+                                         struct pagemill_file **opened);
+
+// Ends an opener. The last one writes what is dirty, without making it durable.
+//
+// Errors: `PAGEMILL_ERROR_IO` with the errno of a write that this opener was not told of; with EIO if it was the last opener, and
+// pages that could not be written are lost. The handle is closed all the same. 2xx for no open handle.
+//
+// Threads: any, and no thread may use the handle meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_file_close(struct pagemill_file *file);
+
+// Reads up to `n` bytes from `at` on. `*read`, unless the pointer is null, gets how many: fewer than `n` if the file ends there, or
+// if a later page cannot be read; 0 at the file's end.
+//
+// Errors: `PAGEMILL_ERROR_IO` with the errno of the read, if the first page cannot be read; 1xx if there is no memory for it; 2xx if
+// an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_file_read_at(const struct pagemill_file *file,
+                                          void *into,
+                                          size_t n,
+                                          uint64_t at,
+                                          size_t *read);
+
+// Writes `n` bytes at `at`, into the cache; `pagemill_file_sync` makes them durable. The file is lengthened if need be. `*written`,
+// unless the pointer is null, gets how many: all, unless memory ends meanwhile.
+//
+// Errors: 1xx if there is no memory for the first page; `PAGEMILL_ERROR_IO` with an errno if a page cannot be read whose other bytes
+// are to stay, or if the file refuses dirty pages and the cache has as many as it likes; 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_file_write_at(const struct pagemill_file *file,
+                                           const void *from,
+                                           size_t n,
+                                           uint64_t at,
+                                           size_t *written);
+
+// Writes `n` bytes at the end of the file, in one piece: other calls of this come before or after. `*at`, unless the pointer is
+// null, gets where they are.
+//
+// Errors: as for `pagemill_file_write_at`. Some of the bytes may be there.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_file_append(const struct pagemill_file *file,
+                                         const void *from,
+                                         size_t n,
+                                         uint64_t *at);
+
+// Writes the first `n` bytes of these pages at `at`, where a page begins. The pages move into the cache, and no byte is copied;
+// slots of pages that have moved become null. A page that is still there is the caller's: it was not reached, or its bytes were
+// copied, as those of another allocator's pages are. Behind the bytes of a last page that is not full, the contents of the page
+// change if it stays. `*written`, unless the pointer is null, gets how many bytes were written.
+//
+// Errors: as for `pagemill_file_write_at`; 3xx if a slot is not null and not a page that is handed out: nothing has changed then.
+// `PAGEMILL_ERROR_INVALID` if `at` is inside of a page, or a slot is null. After an error, all pages are the caller's.
+//
+// Threads: any; nobody else may use the array meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_file_write_pages(const struct pagemill_file *file,
+                                              void **pages,
+                                              size_t n,
+                                              uint64_t at,
+                                              size_t *written);
+
+// The file's length in bytes; 0 for no open handle.
+//
+// Threads: any. Signal handlers: no.
+uint64_t pagemill_file_len(const struct pagemill_file *file);
+
+// Cuts the file, or lengthens it with zeros: here and behind the cache.
+//
+// Errors: `PAGEMILL_ERROR_IO` with the errno of the file, 1xx if there is no memory; nothing has changed then. 2xx for no open
+// handle.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_file_set_len(const struct pagemill_file *file,
+                                          uint64_t len);
+
+// Takes the length from the file, where others than this cache change it. `*len`, unless the pointer is null, gets it. Pages that
+// are cached stay as they are, but for those behind the end: see `pagemill_file_invalidate`.
+//
+// Errors: as for `pagemill_file_set_len`.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_file_refresh(const struct pagemill_file *file,
+                                          uint64_t *len);
+
+// Writes what is dirty, and makes durable what was written before the call.
+//
+// Errors: `PAGEMILL_ERROR_IO` with the errno of any write since this opener was told of one; each opener is told once. Pages that
+// could not be written stay dirty, and a later call tries again. 2xx for no open handle.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_file_sync(const struct pagemill_file *file);
+
+// Begins to write the dirty pages of `n` bytes from `at` on, and returns how many; 0 for no open handle. `pagemill_file_sync` is
+// told of errors.
+//
+// Threads: any. Signal handlers: no.
+size_t pagemill_file_write_back(const struct pagemill_file *file,
+                                uint64_t at,
+                                uint64_t n);
+
+// Says how the file will be used. `PAGEMILL_ADVICE_WILLNEED` and `PAGEMILL_ADVICE_DONTNEED` are about `n` bytes from `at` on; the
+// others are about this opener.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_file_advise(const struct pagemill_file *file,
+                                         uint32_t advice,
+                                         uint64_t at,
+                                         uint64_t n);
+
+// Lets the pages of `n` bytes from `at` on go, so that they are read again: others than this cache have written to the file.
+// `*stay`, unless the pointer is null, gets how many stay, because they are dirty or on their way.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_file_invalidate(const struct pagemill_file *file,
+                                             uint64_t at,
+                                             uint64_t n,
+                                             size_t *stay);
+
+// The first page at or after `page` that is in the cache, among the next `max` pages; `page + max` if none is, or UINT64_MAX where
+// that would be beyond. Pages are counted from 0, and a run of holes is skipped without a look at each. UINT64_MAX for no open
+// handle.
+//
+// Threads: any. Signal handlers: no.
+uint64_t pagemill_file_next_present(const struct pagemill_file *file,
+                                    uint64_t page,
+                                    uint64_t max);
+
+// The last page at or before `page` that is in the cache, among `max` pages; `page - max` if none is, or 0 where that would be
+// below. UINT64_MAX for no open handle.
+//
+// Threads: any. Signal handlers: no.
+uint64_t pagemill_file_prev_present(const struct pagemill_file *file,
+                                    uint64_t page,
+                                    uint64_t max);
+
+// Lends `n` bytes from `at` on without a copy, up to the file's end. `*lent` gets the handle, or null. The bytes do not change, and
+// their pages stay, until they are given back, also if the file is closed or cut. They count towards the cache's limit.
+//
+// Errors: as for `pagemill_file_read_at`, for any of the pages.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_file_lend(const struct pagemill_file *file,
+                                       uint64_t at,
+                                       size_t n,
+                                       struct pagemill_lent **lent);
+
+// The number of bytes lent: fewer than were asked for if the file ends there. 0 for no open handle.
+//
+// Threads: any. Signal handlers: no.
+size_t pagemill_lent_len(const struct pagemill_lent *lent);
+
+// Describes the bytes lent as an I/O vector, page by page: the first `n` parts at `parts`. Returns how many there are, or 0 for no
+// open handle. Nobody may write to the bytes.
+//
+// Threads: any. Signal handlers: no.
+size_t pagemill_lent_parts(const struct pagemill_lent *lent,
+                           struct iovec *parts,
+                           size_t n);
+
+// Gives back what a page cache has lent.
+//
+// Errors: 2xx for no open handle.
+//
+// Threads: any, and no thread may use the handle or the bytes meanwhile or later. Signal handlers: no.
+enum pagemill_error pagemill_lent_give_back(struct pagemill_lent *lent);
 
 // Makes a pool of the allocator's pages. `options` may be null: single pages, a ring of 1024. `*pool` gets the handle, or null. The pool has
 // no pages at first.

@@ -5,8 +5,8 @@ use pagemill::{BuildError, DeviceError, Exhausted, Invalid, InvalidRequest, Misu
 /// What a call returns: 0, or what is wrong. `pagemill_strerror` has a sentence for each.
 ///
 /// The hundreds tell the kinds apart. 1xx: no memory now; try later, ask for less, or free some. 2xx: the arguments are wrong, and
-/// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator or a device cannot be made
-/// or changed as asked. A later version may add values.
+/// the same call would fail again. 3xx: misuse of a pointer. 4xx: an allocator or a device cannot be made or changed as asked.
+/// 5xx: input or output failed. A later version may add values.
 ///
 /// cbindgen:rename-all=QualifiedScreamingSnakeCase
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,6 +96,9 @@ pub enum Error {
     Device = 406,
     /// This is a forked child, and what it asks for is its parent's.
     Forked = 407,
+
+    /// Reading or writing a file failed. errno has the system's number, or the one that a function of the program's returned.
+    Io = 500,
 }
 
 impl From<()> for Error {
@@ -220,7 +223,7 @@ pub(crate) fn code(done: Result<(), Error>) -> Error {
 }
 
 /// Every error with its sentence.
-const SENTENCES: [(Error, &CStr); 40] = [
+const SENTENCES: [(Error, &CStr); 41] = [
     (Error::None, c"no error"),
     (Error::Exhausted, c"there are no more pages: free some, ask for fewer, or make the arena larger"),
     (Error::BelowMark, c"free memory is below the watermark for these flags"),
@@ -267,6 +270,7 @@ const SENTENCES: [(Error, &CStr); 40] = [
     (Error::Broken, c"an invariant of Pagemill is broken; please report it"),
     (Error::Device, c"the device, or this machine, lacks something; or the device's addresses cannot be"),
     (Error::Forked, c"the parent process has this; set up a device in this process"),
+    (Error::Io, c"reading or writing a file failed: errno says why"),
 ];
 
 /// A sentence for an error. It lives for ever. A number that is no error has a sentence too.

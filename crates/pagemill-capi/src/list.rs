@@ -71,6 +71,32 @@ pub unsafe extern "C" fn pagemill_list_push(list: *mut List, block: *mut c_void,
     code(push())
 }
 
+/// Calls `each` with each block, from the head on. `user` is passed through. The blocks stay the list's: freeing one is refused. The
+/// function must not use the list, which is empty meanwhile, and it must return: no exception, no longjmp.
+///
+/// Errors: 2xx if an argument is wrong.
+///
+/// Threads: any. Signal handlers: yes, if `each` may be called there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagemill_list_each(
+    list: *mut List,
+    each: Option<unsafe extern "C" fn(block: *mut c_void, user: *mut c_void)>,
+    user: *mut c_void,
+) -> Error {
+    let visit = || {
+        let each = each.ok_or(Error::Argument)?;
+        // SAFETY: the caller passes null or a handle that nobody else uses; so it is below.
+        let mut blocks = core::mem::take(unsafe { handle::get_mut(list) }?);
+        // SAFETY: the caller passes a function that takes a block, and what it wants to see besides.
+        blocks.iter_mut().for_each(|block| unsafe { each(block.as_mut_ptr().cast(), user) });
+        // SAFETY: as above. If the function has closed the list, its blocks are freed.
+        let list = unsafe { handle::get_mut(list) }?;
+        let mut added = core::mem::replace(list, blocks);
+        Ok(list.append(&mut added)?)
+    };
+    code(visit())
+}
+
 /// Moves all blocks of `other` to the tail of `list`, in constant time.
 ///
 /// Errors: 2xx for no open handle, or twice the same, `PAGEMILL_ERROR_LIST_ORDER` if both have blocks, of different orders. Nothing has

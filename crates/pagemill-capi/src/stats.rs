@@ -3,7 +3,7 @@ use crate::allocator::Allocator;
 use crate::error::{Error, code};
 use crate::handle;
 use crate::text;
-use core::ffi::{CStr, c_char};
+use core::ffi::c_char;
 use pagemill::{Counter, Stats};
 
 /// Reads a counter by its name: `free`, `allocated`, `freed`, `misused` and so on. Sums over CPUs are exact at rest, and close while other
@@ -17,11 +17,8 @@ pub unsafe extern "C" fn pagemill_stat(allocator: *const Allocator, name: *const
     let read = || {
         // SAFETY: the caller passes null or a handle, and null or a place for a number.
         let (allocator, place) = unsafe { (handle::get(allocator)?, value.as_mut().ok_or(Error::Argument)?) };
-        if name.is_null() {
-            return Err(Error::Argument);
-        }
-        // SAFETY: the caller passes a text with a 0 at its end.
-        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+        // SAFETY: the caller passes null, or a text with a 0 at its end.
+        let name = unsafe { text::read(name) }?.to_bytes();
         let counter = Stats::COUNTERS.iter().find(|counter| counter.name.as_bytes() == name).ok_or(Error::Name)?;
         *place = counter.of(&allocator.stats());
         Ok(())

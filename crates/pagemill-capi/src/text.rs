@@ -18,6 +18,15 @@ pub(crate) unsafe fn copy(text: &str, to: *mut c_char, size: usize) -> usize {
     text.len()
 }
 
+/// A text of C's.
+///
+/// # Safety
+/// Null, or a text with a 0 at its end.
+pub(crate) unsafe fn read<'a>(text: *const c_char) -> Result<&'a CStr, Error> {
+    // SAFETY: the caller says so.
+    if text.is_null() { Err(Error::Argument) } else { Ok(unsafe { CStr::from_ptr(text) }) }
+}
+
 /// The sentence of an error.
 pub(crate) fn sentence(error: Error) -> &'static str {
     // SAFETY: `pagemill_strerror` returns a text that lives for ever, with a 0 at its end.

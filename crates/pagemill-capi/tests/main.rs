@@ -1,8 +1,9 @@
-//! The tests of `pagemill.h`: C programs, compiled as C and as C++ by each compiler that is here, linked with the shared and with the
-//! static library from an installed prefix by the words of `pkg-config`, and run.
+//! The tests of `pagemill.h`: C programs, compiled as C and as C++ by gcc and by clang, linked with the shared and with the static
+//! library from an installed prefix by the words of `pkg-config`, and run.
 //!
-//! A C and a C++ compiler and `pkg-config` must be there: without them the tests fail, with the packages' names.
+//! The compilers, `pkg-config` and valgrind must be there: without them the tests fail, with the packages' names.
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -36,11 +37,13 @@ fn archive() -> PathBuf {
 
 /// Runs a command that must be there and must end well. Returns what it wrote.
 fn run(command: &mut Command, package: &str) -> Output {
-    let ran = command.output().unwrap_or_else(|error| {
-        panic!("{command:?}: {error}; these tests need it (Debian: apt-get install {package})")
-    });
+    let needs = match package {
+        "" => String::new(),
+        package => format!("these tests need it (Debian: apt-get install {package})"),
+    };
+    let ran = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; {needs}"));
     let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{command:?}: {}\n{said}", ran.status);
+    assert!(ran.status.success(), "{command:?}: {}\n{said}\n{needs}", ran.status);
     ran
 }
 
@@ -52,11 +55,13 @@ fn pkg_config(package: &str) -> Vec<String> {
     String::from_utf8(words).unwrap().split_whitespace().map(str::to_owned).collect()
 }
 
-/// The compilers for C and for C++. Clang's are used where they are there.
-fn compilers() -> Vec<[&'static str; 2]> {
-    let has_clang = ["clang", "clang++"].iter().all(|name| Command::new(name).arg("--version").output().is_ok());
-    if has_clang { vec![["gcc", "g++"], ["clang", "clang++"]] } else { vec![["gcc", "g++"]] }
-}
+/// The compilers, each with the dialect that it is to take a file as, and with its Debian package.
+const COMPILERS: [(&str, [&str; 2], &str); 4] = [
+    ("gcc", ["-std=c11", "-xc"], "gcc"),
+    ("g++", ["-std=c++17", "-xc++"], "g++"),
+    ("clang", ["-std=c11", "-xc"], "clang libclang-rt-dev"),
+    ("clang++", ["-std=c++17", "-xc++"], "clang libclang-rt-dev"),
+];
 
 /// Compiles a program of tests/c in every way, and runs each.
 fn compile_and_run(name: &str, args: &[&Path]) -> Vec<Output> {
@@ -64,23 +69,63 @@ fn compile_and_run(name: &str, args: &[&Path]) -> Vec<Output> {
 }
 
 fn compile_and_run_file(source: &Path, args: &[&Path]) -> Vec<Output> {
+    let folder = tempfile::tempdir().unwrap();
     let mut outputs = Vec::new();
-    for [c, cxx] in compilers() {
-        for (compiler, dialect) in [(c, ["-std=c11", "-xc"]), (cxx, ["-std=c++17", "-xc++"])] {
-            for package in ["pagemill", "pagemill-static"] {
-                let folder = tempfile::tempdir().unwrap();
-                let program = folder.path().join("program");
-                let mut compile = Command::new(compiler);
-                compile.args(dialect).args(["-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]);
-                compile.arg(source).args(["-xnone", "-o"]).arg(&program).args(pkg_config(package));
-                run(&mut compile, compiler);
-                let mut command = Command::new(&program);
-                command.args(args).env("LD_LIBRARY_PATH", PREFIX.path().join("lib"));
-                outputs.push(run(&mut command, ""));
-            }
+    for compiler in COMPILERS {
+        for package in ["pagemill", "pagemill-static"] {
+            let program = compile(compiler, source, package, &[], folder.path());
+            outputs.push(run(start(&program).args(args), ""));
         }
     }
     outputs
+}
+
+/// Compiles a program, and links it with a package of the prefix.
+fn compile(compiler: (&str, [&str; 2], &str), source: &Path, package: &str, flags: &[&str], folder: &Path) -> PathBuf {
+    let (compiler, dialect, debian) = compiler;
+    let program = folder.join("program");
+    let mut compile = Command::new(compiler);
+    compile
+        .args(dialect)
+        .args(["-D_GNU_SOURCE", "-O1", "-gdwarf-4", "-Wall", "-Wextra", "-Werror", "-pthread"])
+        .args(flags);
+    compile.arg(source).args(["-xnone", "-o"]).arg(&program).args(pkg_config(package));
+    run(&mut compile, debian);
+    program
+}
+
+/// A command that finds the shared library.
+fn start(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", PREFIX.path().join("lib"));
+    command
+}
+
+/// Each example is compiled by every compiler, and run: plainly, with AddressSanitizer and UndefinedBehaviorSanitizer, and by valgrind. The
+/// sanitizers and valgrind end a program with an error at the first fault, and at its end if memory leaked.
+#[test]
+fn the_examples_run_with_sanitizers_and_valgrind() {
+    let sanitized = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    let folder = tempfile::tempdir().unwrap();
+    let examples = fs::read_dir(Path::new(FOLDER).join("examples/c")).unwrap();
+    let mut ran = 0;
+    for source in examples.map(|entry| entry.unwrap().path()) {
+        for compiler in COMPILERS {
+            let program = compile(compiler, &source, "pagemill-static", &sanitized, folder.path());
+            run(&mut start(program), "");
+            let program = compile(compiler, &source, "pagemill-static", &[], folder.path());
+            run(&mut start(program), "");
+            let program = compile(compiler, &source, "pagemill", &[], folder.path());
+            let said = String::from_utf8(run(&mut start(&program), "").stdout).unwrap();
+            assert!(said.lines().count() > 0, "{}: an example says what it did", source.display());
+            let mut valgrind = start("valgrind");
+            valgrind.args(["--quiet", "--leak-check=full", "--errors-for-leak-kinds=definite", "--error-exitcode=1"]);
+            let said = run(valgrind.arg(&program), "valgrind").stderr;
+            assert!(said.is_empty(), "{}: {}", source.display(), String::from_utf8_lossy(&said));
+            ran += 1;
+        }
+    }
+    assert!(ran > 0, "there are examples");
 }
 
 #[test]
@@ -126,6 +171,11 @@ fn blocks_with_device_addresses_come_and_go_and_misuse_of_them_is_refused() {
 #[test]
 fn pages_circulate_in_a_pool_and_go_back_to_it_alone() {
     compile_and_run("page_pool.c", &[]);
+}
+
+#[test]
+fn a_page_cache_reads_writes_and_lends_files() {
+    compile_and_run("cache.c", &[]);
 }
 
 #[test]

@@ -186,6 +186,42 @@ static void the_callback_form(void) {
     close_whole(allocator, 4096);
 }
 
+struct walk {
+    struct pagemill_list *list;
+    size_t n, refused;
+    void *first;
+};
+
+/* Writes to each block, and tries what it must not do. */
+static void visit(void *block, void *user) {
+    struct walk *walk = (struct walk *)user;
+    memset(block, (int)walk->n, PAGEMILL_PAGE_SIZE);
+    if (walk->n++ == 0)
+        walk->first = block;
+    walk->refused += pagemill_free_page(block) == PAGEMILL_ERROR_DOUBLE_FREE;
+    CHECK(pagemill_list_pop(walk->list) == NULL && pagemill_list_length(walk->list) == 0);
+}
+
+static void a_list_is_walked_and_keeps_its_pages(void) {
+    struct pagemill_allocator *allocator = allocator_of(512);
+    struct pagemill_bulk request = pagemill_bulk_exact(N, PAGEMILL_GFP_KERNEL);
+    struct walk walk = {pagemill_list_create(), 0, 0, NULL};
+    OK(pagemill_list_each(walk.list, visit, &walk));
+    CHECK(walk.n == 0);
+    OK(pagemill_alloc_pages_bulk_list(allocator, &request, walk.list, NULL));
+    OK(pagemill_list_each(walk.list, visit, &walk));
+    CHECK(walk.n == N && walk.refused == N && pagemill_list_length(walk.list) == N);
+    EXPECT(PAGEMILL_ERROR_ARGUMENT, pagemill_list_each(walk.list, NULL, &walk));
+    for (size_t at = 0; at < N; at++) {
+        char *page = (char *)pagemill_list_pop(walk.list);
+        CHECK(page != NULL && page[0] == (char)at && (at > 0 || page == walk.first));
+        OK(pagemill_free_page(page));
+    }
+    OK(pagemill_list_destroy(walk.list));
+    EXPECT(PAGEMILL_ERROR_HANDLE, pagemill_list_each(walk.list, visit, &walk));
+    close_whole(allocator, 512);
+}
+
 static void the_list_form(void) {
     struct pagemill_allocator *allocator = allocator_of(4096);
     struct pagemill_list *list = pagemill_list_create(), *other = pagemill_list_create();
@@ -373,6 +409,7 @@ int main(void) {
     counts_that_cannot_be();
     the_callback_form();
     the_list_form();
+    a_list_is_walked_and_keeps_its_pages();
     the_runs_form();
     an_account_pays();
     allocators();
