@@ -59,6 +59,16 @@ const VMALLOC: &[&str] = &[
     "All test took worker1=",
     UNLOADED,
 ];
+/// A row for each size of blocks.
+const DMAPOOL: &[&str] = &[
+    "dmapool test: size:16   align:16   blocks:8192 time:",
+    "dmapool test: size:64   align:64   blocks:8192 time:",
+    "dmapool test: size:256  align:256  blocks:8192 time:",
+    "dmapool test: size:1024 align:1024 blocks:2048 time:",
+    "dmapool test: size:4096 align:4096 blocks:1024 time:",
+    "dmapool test: size:68   align:32   blocks:8192 time:",
+    FREED,
+];
 const VMALLOC_ARGS: &[&str] = &["nr_threads=2", "test_loop_count=1000"];
 
 #[rustfmt::skip] // A row for each module.
@@ -67,6 +77,7 @@ const MODULES: &[Module] = &[
     Module { package: OLD, file: "lib/test_free_pages.c", args: &[], code: 0, says: FREE_PAGES },
     Module { package: NEW, file: "lib/test_meminit.c", args: &["--init-on-alloc"], code: 0, says: MEMINIT },
     Module { package: OLD, file: "lib/test_meminit.c", args: &["--init-on-alloc"], code: 0, says: MEMINIT },
+    Module { package: NEW, file: "mm/dmapool_test.c", args: &[], code: 0, says: DMAPOOL },
     Module { package: NEW, file: "lib/test_vmalloc.c", args: VMALLOC_ARGS, code: 1, says: VMALLOC },
     Module { package: OLD, file: "lib/test_vmalloc.c", args: VMALLOC_ARGS, code: 1, says: VMALLOC },
     Module { package: NEW, file: "lib/test_memcat_p.c", args: &[], code: 0, says: &["test_memcat_p: test passed", FREED] },

@@ -155,6 +155,12 @@
 // The largest order of a block: 1 GiB.
 #define PAGEMILL_ORDER_MAX 18
 
+// The pool prefers memory of the node `node`: pages of others do not stay in it.
+#define PAGEMILL_PAGE_POOL_NODE 1
+
+// The caller is the consumer: a page goes to its cache.
+#define PAGEMILL_PAGE_POOL_DIRECT 1
+
 // The shrinker only frees pages.
 #define PAGEMILL_SHRINKER_FREES 0
 
@@ -299,6 +305,15 @@ struct pagemill_list;
 // The child of a `fork` goes on with the reserve that there was. Elements of other threads stay handed out there for ever, so it may release the
 // pool, not destroy it.
 struct pagemill_mempool;
+
+// A pool of pages that circulate: its consumer takes pages from a cache that nobody else touches, and other threads return them by a ring.
+// Pages keep their contents, their place and so their device addresses. The type is opaque.
+//
+// The functions for the consumer are called by one thread at a time: allocating, `PAGEMILL_PAGE_POOL_DIRECT`, statistics and the first call
+// that destroys. Any thread may return pages and fragments, also after that.
+//
+// The child of a `fork` goes on with a copy of the pool, if no memory of the pool is shared with the parent; it must not use fragments.
+struct pagemill_page_pool;
 
 // The registration of a function that frees pages when memory is short. The type is opaque.
 struct pagemill_shrinker;
@@ -513,6 +528,54 @@ struct pagemill_misuse {
   enum pagemill_error error;
   // The pointer that was refused.
   void *pointer;
+};
+
+// What a pool is to be like. Set `size` to `sizeof(struct pagemill_page_pool_options)`, and whatever is not to be 0.
+struct pagemill_page_pool_options {
+  // The size of this structure, in bytes.
+  size_t size;
+  // Each page of the pool is a block of 2^order pages.
+  uint32_t order;
+  // Pages that the ring has room for, up to 32768, rounded up to a power of two. 0: 1024. What finds it full goes back to the allocator.
+  uint32_t ring;
+  // 0, or `PAGEMILL_PAGE_POOL_NODE`.
+  uint32_t flags;
+  // The node of `PAGEMILL_PAGE_POOL_NODE`.
+  uint32_t node;
+  // A name for observers, which is copied, or null.
+  const char *name;
+};
+
+// A pool's figures, by the names that Linux gives them.
+struct pagemill_page_pool_statistics {
+  // Pages that came from the cache.
+  uint64_t fast;
+  // Requests that asked the allocator.
+  uint64_t slow;
+  // Those of them that were for blocks of an order above 0.
+  uint64_t slow_high_order;
+  // Requests that found the cache and the ring empty.
+  uint64_t empty;
+  // Requests that found the cache empty, and filled it from the ring.
+  uint64_t refill;
+  // Pages of the ring that are of another node than the pool's: they went back to the allocator.
+  uint64_t waive;
+  // Pages that the consumer put into its cache.
+  uint64_t cached;
+  // Pages that the consumer returned while its cache was full.
+  uint64_t cache_full;
+  // Pages that were put into the ring.
+  uint64_t ring;
+  // Pages that found the ring full, and went back to the allocator.
+  uint64_t ring_full;
+  // Pages that the consumer was done with while somebody held a fragment.
+  uint64_t released_refcnt;
+  // Pages that are out now: handed out, and neither returned nor released; with the one that fragments are cut from.
+  size_t in_flight;
+  // Whether the pool has ended: 1 or 0.
+  uint32_t has_ended;
+  // The seconds since its end.
+  uint32_t age_s;
 };
 
 // All pages of an allocator at rest, counted by state.
@@ -737,6 +800,17 @@ enum pagemill_error pagemill_device_create(struct pagemill_allocator *allocator,
 enum pagemill_error pagemill_device_address(const struct pagemill_device *device,
                                             const void *byte,
                                             uint64_t *address);
+
+// The device addresses of `n` bytes, as `pagemill_device_address` gives one: those of pages that were allocated in bulk, for example. Null
+// pointers are passed over, and leave their slot of `addresses` as it is.
+//
+// Errors: as for `pagemill_device_address`, the first one's: slots before it are written.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_device_addresses(const struct pagemill_device *device,
+                                              void *const *bytes,
+                                              uint64_t *addresses,
+                                              int64_t n);
 
 // Shares the table of registered buffers with another io_uring, `fd`, which has none yet: it then reaches the same memory at the same device
 // addresses. The library keeps it open as long as the device exists.
@@ -1079,6 +1153,113 @@ enum pagemill_error pagemill_free_run(void *run,
 //
 // Threads: any. Signal handlers: yes.
 void pagemill_on_misuse(void (*hook)(const struct pagemill_misuse *report));
+
+// Makes a pool of the allocator's pages. `options` may be null: single pages, a ring of 1024. `*pool` gets the handle, or null. The pool has
+// no pages at first.
+//
+// Errors: `PAGEMILL_ERROR_SIZE` for a ring above 32768, 2xx if another argument is wrong.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_create(struct pagemill_allocator *allocator,
+                                              const struct pagemill_page_pool_options *options,
+                                              struct pagemill_page_pool **pool);
+
+// Takes a page. `*page` gets it, or null. Its contents are what its last owner left, unless `gfp_bits` has `PAGEMILL_GFP_ZERO`.
+//
+// It comes from the cache. An empty cache is filled with up to 64 pages from the ring, else with up to 64 of the allocator in one request.
+// What the flags say of reclaim and waiting holds for that request; it never tries for all 64.
+//
+// A page of a pool goes back by `pagemill_page_pool_put`, or leaves the pool by `pagemill_page_pool_release_page`: the functions for
+// ordinary pages refuse it.
+//
+// Errors: 1xx if cache, ring and allocator have none; 2xx if an argument is wrong, or the pool has ended.
+//
+// Threads: the consumer. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_alloc(struct pagemill_page_pool *pool,
+                                             uint32_t gfp_bits,
+                                             void **page);
+
+// Fills the null slots among the first n of an array, in ascending order, as many as it can. `*added`, unless the pointer is null, gets
+// their number.
+//
+// Errors: as for `pagemill_page_pool_alloc`, if it filled none of them.
+//
+// Threads: the consumer; nobody else may use the array meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_alloc_bulk(struct pagemill_page_pool *pool,
+                                                  uint32_t gfp_bits,
+                                                  void **slots,
+                                                  int64_t n,
+                                                  size_t *added);
+
+// Returns one page to its pool: to the ring; with `PAGEMILL_PAGE_POOL_DIRECT` to the consumer's cache. Where there is no room, and when the
+// pool has ended, it goes back to the allocator. A device must be done with it.
+//
+// Errors: 3xx for any pointer that is not that of a page of this pool which is out: null, returned already, another pool's, an ordinary
+// page, a fragment. It changes nothing then. 2xx if another argument is wrong.
+//
+// Threads: any; with `PAGEMILL_PAGE_POOL_DIRECT` the consumer. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_put(struct pagemill_page_pool *pool,
+                                           void *page,
+                                           uint32_t flags);
+
+// Returns the pages of an array's first n slots, up to 64 in one section of the ring. Empties the slots of those that it takes, and passes
+// over null slots. `*count`, unless the pointer is null, gets their number.
+//
+// Errors: as for `pagemill_page_pool_put`, the first one's: those slots are as they were, all others are taken.
+//
+// Threads: as for `pagemill_page_pool_put`; nobody else may use the array meanwhile. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_put_bulk(struct pagemill_page_pool *pool,
+                                                void **slots,
+                                                int64_t n,
+                                                uint32_t flags,
+                                                size_t *count);
+
+// Takes a page out of its pool for good: from then on it is an ordinary block of the pool's order, which `pagemill_free_pages` frees.
+//
+// Errors: as for `pagemill_page_pool_put`.
+//
+// Threads: any. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_release_page(struct pagemill_page_pool *pool,
+                                                    void *page);
+
+// Takes a part of a page: `bytes` bytes that begin at a multiple of 64, with an owner of its own. `*fragment` gets it, or null. The page
+// goes back with the last of its fragments. Fragments are cut one after the other, and a new page is begun when the rest of the last one is
+// too short.
+//
+// Errors: `PAGEMILL_ERROR_SIZE` for 0 bytes, or more than a page of the pool has; as for `pagemill_page_pool_alloc` otherwise.
+//
+// Threads: the consumer. Signal handlers: no. It takes a lock.
+enum pagemill_error pagemill_page_pool_alloc_fragment(struct pagemill_page_pool *pool,
+                                                      uint32_t gfp_bits,
+                                                      size_t bytes,
+                                                      void **fragment);
+
+// Returns a fragment.
+//
+// Errors: 3xx for any pointer that is not that of a fragment of this pool which is out; it changes nothing then. 2xx for no open handle.
+//
+// Threads: any. Signal handlers: no. It takes a lock.
+enum pagemill_error pagemill_page_pool_put_fragment(struct pagemill_page_pool *pool,
+                                                    void *fragment);
+
+// Reads a pool's figures.
+//
+// Errors: 2xx if an argument is wrong.
+//
+// Threads: the consumer; any when the pool has ended. Signal handlers: no.
+enum pagemill_error pagemill_page_pool_stats(struct pagemill_page_pool *pool,
+                                             struct pagemill_page_pool_statistics *stats);
+
+// Ends a pool: pages that are in it go back to the allocator, and so does each that comes back later. When none is out the handle is closed.
+// `*out`, unless the pointer is null, gets the number of pages that are out.
+//
+// Errors: `PAGEMILL_ERROR_IN_USE` if there are any. The pool has ended then, and the handle stays open, for those who return them; call
+// again to close it when all are back.
+//
+// Threads: the consumer; any when the pool has ended, one at a time. No thread may use the handle after the call that closes it. Signal
+// handlers: no.
+enum pagemill_error pagemill_page_pool_destroy(struct pagemill_page_pool *pool,
+                                               size_t *out);
 
 // Registers a function that is called when the allocator's memory is short. It frees about `pages` pages and returns how many it freed. `gfp` are
 // the flags of the request that found no memory; `user` is passed through. `does` is one of `PAGEMILL_SHRINKER_FREES` to

@@ -1,5 +1,6 @@
 //! Devices: an allocator's memory, with the addresses by which a device reaches it.
 use crate::allocator::Allocator;
+use crate::bulk;
 use crate::error::{Error, code};
 use crate::handle::{self, handle};
 use crate::sized::{self, BeginsWithSize};
@@ -248,6 +249,37 @@ pub unsafe extern "C" fn pagemill_device_address(
         // SAFETY: the caller passes null or a handle, and null or a place for a number.
         let (of, place) = unsafe { (handle::get(device)?, address.as_mut().ok_or(Error::Argument)?) };
         *place = of.device.address_of(byte.addr())?.get();
+        Ok(())
+    };
+    code(look())
+}
+
+/// The device addresses of `n` bytes, as `pagemill_device_address` gives one: those of pages that were allocated in bulk, for example. Null
+/// pointers are passed over, and leave their slot of `addresses` as it is.
+///
+/// Errors: as for `pagemill_device_address`, the first one's: slots before it are written.
+///
+/// Threads: any. Signal handlers: no.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pagemill_device_addresses(
+    device: *const Device,
+    bytes: *const *mut c_void,
+    addresses: *mut u64,
+    n: i64,
+) -> Error {
+    let look = || {
+        // SAFETY: the caller passes null or a handle.
+        let device = &unsafe { handle::get(device) }?.device;
+        // SAFETY: the caller passes n pointers, which are read alone.
+        let bytes = unsafe { bulk::slots_of(bytes.cast_mut(), bulk::count(n)?) }?;
+        if addresses.is_null() && n > 0 {
+            return Err(Error::Argument);
+        }
+        for (at, byte) in bytes.iter().enumerate().filter(|(_, byte)| !byte.is_null()) {
+            let address = device.address_of(byte.addr())?.get();
+            // SAFETY: the caller passes a place for n addresses.
+            unsafe { addresses.add(at).write(address) };
+        }
         Ok(())
     };
     code(look())

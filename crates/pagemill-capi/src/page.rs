@@ -193,13 +193,17 @@ pub extern "C" fn pagemill_on_misuse(hook: Option<unsafe extern "C" fn(report: *
 static HOOK: AtomicPtr<()> = AtomicPtr::new(null_mut());
 
 fn report(misuse: Misuse) {
+    refuse(misuse.into(), core::ptr::with_exposed_provenance_mut(misuse.addr));
+}
+
+/// Tells the program's hook of a misuse, and returns its error.
+pub(crate) fn refuse(error: Error, pointer: *mut c_void) -> Error {
     // Acquire pairs with the Release in `pagemill_on_misuse`.
     let hook = HOOK.load(Acquire);
-    if hook.is_null() {
-        return;
+    if !hook.is_null() {
+        let report = MisuseReport { error, pointer };
+        // SAFETY: `pagemill_on_misuse` alone stores here, functions of this type; the caller said what they may do.
+        unsafe { core::mem::transmute::<*mut (), unsafe extern "C" fn(*const MisuseReport)>(hook)(&raw const report) };
     }
-    let pointer = core::ptr::with_exposed_provenance_mut(misuse.addr);
-    let report = MisuseReport { error: misuse.into(), pointer };
-    // SAFETY: `pagemill_on_misuse` alone stores here, functions of this type; the caller said what they may do.
-    unsafe { core::mem::transmute::<*mut (), unsafe extern "C" fn(*const MisuseReport)>(hook)(&raw const report) };
+    error
 }

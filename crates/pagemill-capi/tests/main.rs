@@ -124,6 +124,11 @@ fn blocks_with_device_addresses_come_and_go_and_misuse_of_them_is_refused() {
 }
 
 #[test]
+fn pages_circulate_in_a_pool_and_go_back_to_it_alone() {
+    compile_and_run("page_pool.c", &[]);
+}
+
+#[test]
 fn signal_handlers_allocate_and_free() {
     compile_and_run("signals.c", &[]);
 }

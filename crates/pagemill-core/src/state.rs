@@ -47,6 +47,16 @@ impl FrameState {
     pub const fn owned(order: Order) -> Self {
         Self(Self::OWNED | order.get())
     }
+    /// The first frame of a pool's block that somebody has as a raw pointer. It comes back by way of its pool alone.
+    #[inline]
+    pub const fn pooled(order: Order) -> Self {
+        Self(Self::RAW | Self::OWNED | order.get())
+    }
+    /// Whether it is the first frame of a pool's block that is raw.
+    #[inline]
+    pub const fn is_pooled(self) -> bool {
+        self.0 & (Self::RAW | Self::OWNED) == Self::RAW | Self::OWNED
+    }
     /// From the byte in the table.
     #[inline]
     pub const fn from_byte(byte: u8) -> Self {

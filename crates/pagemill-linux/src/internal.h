@@ -16,6 +16,8 @@ extern unsigned long pagemill_linux_faults;
 extern bool pagemill_linux_init_on_alloc;
 
 uint32_t pagemill_linux_flags(gfp_t gfp);
+struct page *pagemill_linux_hand_out(void *block, unsigned int order, gfp_t gfp);
+void pagemill_linux_take_back(struct page *page);
 bool pagemill_linux_claim(const char *function, struct page *page);
 bool pagemill_linux_is_page(const struct page *page);
 void pagemill_linux_refused(const char *function, const struct page *page, enum pagemill_error error);

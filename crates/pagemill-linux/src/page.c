@@ -136,6 +136,14 @@ static void unmake_compound(struct page *head) {
     head->flags = 0;
 }
 
+/* A block is no compound page any more, and no pool's. */
+void pagemill_linux_take_back(struct page *page) {
+    if (PageHead(page))
+        unmake_compound(page);
+    page->pp = NULL;
+    page->private = 0;
+}
+
 static void begin(struct page *page) {
     page->flags = 0;
     page->compound_head = 0;
@@ -145,7 +153,7 @@ static void begin(struct page *page) {
 }
 
 /* A block becomes its new owner's. Null if it has no place in the table. */
-static struct page *hand_out(void *block, unsigned int order, gfp_t gfp) {
+struct page *pagemill_linux_hand_out(void *block, unsigned int order, gfp_t gfp) {
     if (WARN_ONCE(!virt_addr_valid(block), "an arena was added after the first request")) {
         pagemill_free_pages(block, order);
         return NULL;
@@ -167,7 +175,7 @@ struct page *alloc_pages(gfp_t gfp, unsigned int order) {
         WARN_ONCE(error >= PAGEMILL_ERROR_ARGUMENT, "a request for a block of order %u is refused: %s", order,
                   pagemill_strerror(error));
     }
-    return block ? hand_out(block, order, gfp) : NULL;
+    return block ? pagemill_linux_hand_out(block, order, gfp) : NULL;
 }
 
 /* Where the pages of a bulk request go. */
@@ -185,7 +193,7 @@ struct delivery {
 
 static void deliver(void *block, void *user) {
     struct delivery *to = user;
-    struct page *page = hand_out(block, to->order, to->gfp);
+    struct page *page = pagemill_linux_hand_out(block, to->order, to->gfp);
     if (!page)
         return;
     to->n++;
@@ -283,7 +291,7 @@ void *alloc_pages_exact(size_t size, gfp_t gfp) {
     enum pagemill_error error = pagemill_alloc_contig(pagemill_linux_allocator(), pagemill_linux_flags(gfp), n, &start);
     WARN_ONCE(error >= PAGEMILL_ERROR_ARGUMENT, "a request for %zu bytes is refused: %s", size, pagemill_strerror(error));
     for (size_t at = 0; start && at < n; at++)
-        hand_out((char *)start + (at << PAGE_SHIFT), 0, gfp);
+        pagemill_linux_hand_out((char *)start + (at << PAGE_SHIFT), 0, gfp);
     return start;
 }
 

@@ -130,3 +130,12 @@ fn pools_serve_from_their_reserve_and_take_back_what_it_lacks() {
 fn a_radix_tree_finds_the_nearest_present_slot_and_the_nearest_hole() {
     compile_and_run("tests/c/radix_tree.c", None);
 }
+
+#[test]
+fn dma_pools_hand_out_device_addresses_and_refuse_misuse() {
+    for said in compile_and_run("tests/c/dmapool.c", None).1 {
+        let lines: Vec<_> = said.lines().map(|line| line.split_once(" at ").unwrap().1).collect();
+        assert!(lines[..3].iter().all(|line| line.starts_with("dma_pool_free: block 0x")), "{said}");
+        assert_eq!(lines[3..], ["dma_pool_destroy: 1 blocks are handed out"], "{said}");
+    }
+}

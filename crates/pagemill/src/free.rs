@@ -92,6 +92,25 @@ pub(crate) fn take_up(addr: usize, order: Order) -> Result<(), Misuse> {
     zone.take_up(pfn, order, true).map_err(|kind| zone.refuse(misuse(kind, addr)))
 }
 
+/// Makes a handle's block raw, which belongs to the page pool with this number.
+#[inline]
+pub(crate) fn give_away_pooled(addr: usize, order: Order, pool: u32) {
+    let Ok((zone, pfn)) = find(addr) else { return };
+    if let Err(kind) = zone.give_away_pooled(pfn, order, pool) {
+        zone.refuse(misuse(kind, addr));
+    }
+}
+
+/// Makes such a block a handle's. Returns its order.
+///
+/// # Errors
+/// [`Misuse`]: the block is not raw, or not that pool's.
+#[inline]
+pub(crate) fn take_up_pooled(addr: usize, pool: u32) -> Result<Order, Misuse> {
+    let (zone, pfn) = find(addr)?;
+    zone.take_up_pooled(pfn, pool).map_err(|kind| zone.refuse(misuse(kind, addr)))
+}
+
 /// Turns a handle's block into pages.
 pub(crate) fn split(addr: usize, order: Order) {
     let Some((zone, pfn)) = registry::by_address(addr) else { return };

@@ -192,7 +192,7 @@ pub use page_cache::{
     Advice, Backing, CachedFile, FileBacking, FileOptions, Lent, LentSender, PageCache, PageCacheBuilder,
     PageCacheInfo, PageCacheStats, ReadTransfer, ReadaheadDecision, WriteTransfer, page_caches,
 };
-pub use page_pool::{Ending, Frag, PagePool, PagePoolInfo, PagePoolStats, PoolPage, page_pools};
+pub use page_pool::{Ending, Frag, PagePool, PagePoolHome, PagePoolInfo, PagePoolStats, PoolPage, page_pools};
 pub use pagemill_core::{
     BuddyInfo, CpuId, Exhausted, Gfp, Invalid, Misfit, Misuse, MisuseKind, Mobility, NodeId, NodeMask, Order,
     PAGE_SIZE, PageCount, Pfn, Policy, Shortfall, Watermarks, Why, ZoneKind,

@@ -1,8 +1,9 @@
 //! Pages that circulate: the cache, the ring, fragments, and the end of a pool with pages out (C7).
 use crate::common::{Rng, all, allocator, allocators, assert_all_back, in_child, one_cpu};
 use pagemill::{
-    Allocator, Block, Bulk, Ending, Error, Exact, Gfp, InvalidRequest, Memory, NodeId, Order, Page, PagePool,
-    PagePoolInfo, PagePoolStats, PageSource, PoolPage, Source, Why, page_pools,
+    Allocator, Block, Bulk, Ending, Error, Exact, Gfp, InvalidRequest, Memory, MisuseKind, NodeId, Order, Page,
+    PagePool, PagePoolInfo, PagePoolStats, PageSource, PoolPage, Source, Why, free_pages_bulk_raw, free_raw,
+    page_pools,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -621,6 +622,89 @@ fn nothing_is_lost_or_handed_out_twice_while_threads_return_pages() {
             assert_all_back(&allocator);
         }
     }
+}
+
+/// The pages that are out of an allocator at rest, some of whose pages were misused.
+fn handed_out(allocator: &Allocator) -> usize {
+    allocator.validate().unwrap().handed_out
+}
+
+#[test]
+fn a_raw_page_goes_back_to_its_own_pool_once() {
+    let allocator = allocator(1024);
+    for order in [0, 3].map(|order| Order::new(order).unwrap()) {
+        let (mut pool, other) = (PagePool::blocks(&allocator, order), PagePool::blocks(&allocator, order));
+        let ordinary = allocator.alloc_pages(Gfp::KERNEL, order).unwrap().into_raw().0;
+        let page = PoolPage::into_raw(pool.alloc(Gfp::NOWAIT).unwrap());
+        assert_eq!(pool.in_flight(), 1);
+        // SAFETY: this test owns both blocks. Most calls are deliberate misuse.
+        unsafe {
+            let kind = |refused: Result<(), pagemill::Misuse>| refused.unwrap_err().kind;
+            assert_eq!(kind(free_raw(page, order)), MisuseKind::DoubleFree);
+            assert_eq!(free_pages_bulk_raw(&mut [page], order).unwrap_err().1.kind, MisuseKind::DoubleFree);
+            assert_eq!(kind(Block::from_raw(page, order).map(drop)), MisuseKind::DoubleFree);
+            assert_eq!(kind(other.home().from_raw(page).map(drop)), MisuseKind::Foreign);
+            assert_eq!(kind(pool.home().from_raw(ordinary).map(drop)), MisuseKind::Foreign);
+            assert_eq!(kind(pool.home().from_raw(page.wrapping_add(64)).map(drop)), MisuseKind::Unaligned);
+            if order > Order::ZERO {
+                assert_eq!(kind(pool.home().from_raw(page.wrapping_add(4096)).map(drop)), MisuseKind::Inside);
+            }
+            let taken = pool.home().from_raw(page).unwrap();
+            assert_eq!((taken.order(), taken.addr()), (order, page.addr()));
+            assert_eq!(kind(pool.home().from_raw(page).map(drop)), MisuseKind::DoubleFree);
+            drop(taken);
+            assert_eq!(kind(pool.home().from_raw(page).map(drop)), MisuseKind::DoubleFree);
+            free_raw(ordinary, order).unwrap();
+            assert_eq!(kind(pool.home().from_raw(ordinary).map(drop)), MisuseKind::DoubleFree);
+        }
+        assert_eq!((pool.in_flight(), pool.stats().ring), (0, 1));
+        drop((pool, other));
+        assert_eq!(handed_out(&allocator), 0);
+    }
+}
+
+/// The pool counts its pages, so a page that came back twice would end it too early.
+#[test]
+fn of_two_threads_that_return_a_raw_page_one_is_refused() {
+    let allocator = allocator(1024);
+    let mut pool = PagePool::pages(&allocator);
+    let home = pool.home();
+    for _ in 0..200 {
+        let mut pages = take(&mut pool, REFILL);
+        let addrs: Vec<usize> = pages
+            .iter_mut()
+            .filter_map(Option::take)
+            .map(|page| PoolPage::into_raw(page).expose_provenance())
+            .collect();
+        let give_back = || {
+            let page = |&addr| std::ptr::with_exposed_provenance_mut(addr);
+            // SAFETY: each page is this test's, and goes back once; the other call is refused.
+            addrs.iter().map(page).filter(|&page| unsafe { home.from_raw(page) }.is_ok()).count()
+        };
+        let (one, other) = std::thread::scope(|scope| {
+            let other = scope.spawn(give_back);
+            (give_back(), other.join().unwrap())
+        });
+        assert_eq!((one + other, pool.in_flight()), (REFILL, 0));
+    }
+    drop(pool);
+    assert_eq!((handed_out(&allocator), allocator.stats().misused), (0, 200 * REFILL as u64));
+}
+
+#[test]
+fn a_raw_page_goes_back_after_the_end_of_its_pool() {
+    let allocator = allocator(256);
+    let mut pool = PagePool::pages(&allocator);
+    let (home, page) = (pool.home(), PoolPage::into_raw(pool.alloc(Gfp::NOWAIT).unwrap()).expose_provenance());
+    let ending = pool.destroy();
+    assert_eq!((ending.in_flight(), ending.stats().in_flight, ending.stats().slow), (1, 1, 1));
+    let page = move || std::ptr::with_exposed_provenance_mut(page);
+    // SAFETY: the page is this test's; the second call is deliberate misuse.
+    std::thread::spawn(move || drop(unsafe { home.from_raw(page()) }.unwrap())).join().unwrap();
+    // SAFETY: as above.
+    assert!(unsafe { home.from_raw(page()) }.is_err());
+    assert_eq!((ending.in_flight(), ending.stats().in_flight), (0, 0));
+    assert_eq!((handed_out(&allocator), allocator.stats().misused), (0, 1));
 }
 
 #[test]

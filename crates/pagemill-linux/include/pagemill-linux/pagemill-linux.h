@@ -20,4 +20,12 @@ enum pagemill_error pagemill_linux_use(struct pagemill_allocator *allocator);
  * Threads: any. Signal handlers: yes, but for a call that is the first. */
 struct pagemill_allocator *pagemill_linux_allocator(void);
 
+/* Sets the device whose addresses `dma_map_page`, `dma_pool_alloc` and page pools hand out: a device over `pagemill_linux_allocator`. Call
+ * it before the first of them, once. Without it a page's device address is its address.
+ *
+ * Errors: `PAGEMILL_ERROR_INVALID` if there is a device already, or for null.
+ *
+ * Threads: any. Signal handlers: no. */
+enum pagemill_error pagemill_linux_use_device(struct pagemill_device *device);
+
 #endif

@@ -426,6 +426,10 @@ impl<S: Source> PagePool<S> {
         self.shared.get().record.publish(&figures, self.cache.counted());
     }
 
+    pub(super) fn shared(&self) -> SharedPtr<S> {
+        self.shared
+    }
+
     /// The source that the pages come from.
     pub fn source(&self) -> &S {
         &self.shared.get().source

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 pub(super) struct Record {
-    id: u64,
+    pub(super) id: u64,
     pub(super) name: OnceLock<Box<str>>,
     /// When the consumer had ended: its cache and its ring are empty.
     pub(super) ended: OnceLock<Instant>,
@@ -175,6 +175,20 @@ impl Ending {
     /// The number of pages that are still out.
     pub fn in_flight(&self) -> usize {
         self.record.still_out()
+    }
+    /// The pool's figures, with the pages that are still out.
+    ///
+    /// ```
+    /// use pagemill::{Allocator, Gfp, PagePool};
+    /// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
+    /// let page = pool.alloc(Gfp::NOWAIT)?;
+    /// let stats = pool.destroy().stats();
+    /// assert_eq!((stats.slow, stats.in_flight), (1, 1));
+    /// # drop(page);
+    /// # Ok::<(), pagemill::Error>(())
+    /// ```
+    pub fn stats(&self) -> PagePoolStats {
+        self.record.stats()
     }
     /// The time since the pool ended.
     pub fn age(&self) -> Duration {

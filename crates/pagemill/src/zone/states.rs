@@ -133,23 +133,60 @@ impl Zone {
         self.check(pfn, order, FrameState::raw(order))?;
         // The first frame first: a fork never finds one whose block is not all there.
         self.set_state(pfn, if is_handle { owned(order) } else { FrameState::SAFE });
-        if order > Order::ZERO {
-            let inside = if is_handle && FULL { FrameState::INSIDE } else { FrameState::SAFE };
-            self.mark(pfn.offset(1), order.frames() as usize - 1, inside);
-        }
+        self.mark_inside(pfn, order, is_handle && FULL);
         Ok(())
     }
 
     /// Makes a raw pointer of a handle's block.
     #[inline]
     pub(crate) fn give_away(&self, pfn: Pfn, order: Order) -> Result<(), MisuseKind> {
+        self.give_away_as(pfn, order, FrameState::raw(order))
+    }
+
+    /// Makes a raw pointer of a block of the page pool with this number, which alone takes it up again. Nothing else uses a block's link
+    /// while it is out.
+    #[inline]
+    pub(crate) fn give_away_pooled(&self, pfn: Pfn, order: Order, pool: u32) -> Result<(), MisuseKind> {
+        self.link(pfn).store(pool, Relaxed);
+        self.give_away_as(pfn, order, FrameState::pooled(order))
+    }
+
+    /// Makes a raw pointer of such a block a handle's again, and returns its order. An exchange, so that of two threads that return a block
+    /// at once one is refused: the pool counts its blocks.
+    #[inline]
+    pub(crate) fn take_up_pooled(&self, pfn: Pfn, pool: u32) -> Result<Order, MisuseKind> {
+        let state = self.state(pfn);
+        let Some(order) = state.order().filter(|_| state.is_pooled()) else {
+            let wanted = FrameState::pooled(Order::ZERO);
+            let of_others = if state.is_raw() { Err(MisuseKind::Foreign) } else { Ok(()) };
+            return of_others.and_then(|()| self.check(pfn, Order::ZERO, wanted)).and(Err(MisuseKind::DoubleFree));
+        };
+        if self.link(pfn).load(Relaxed) != pool {
+            return Err(MisuseKind::Foreign);
+        }
+        let (from, to) = (state.as_byte(), owned(order).as_byte());
+        if self.state_cell(pfn).compare_exchange(from, to, Relaxed, Relaxed).is_err() {
+            return Err(MisuseKind::DoubleFree);
+        }
+        self.mark_inside(pfn, order, FULL);
+        Ok(order)
+    }
+
+    /// Marks all frames of a block but the first: as inside, or as safe.
+    fn mark_inside(&self, pfn: Pfn, order: Order, is_inside: bool) {
+        if order > Order::ZERO {
+            let state = if is_inside { FrameState::INSIDE } else { FrameState::SAFE };
+            self.mark(pfn.offset(1), order.frames() as usize - 1, state);
+        }
+    }
+
+    #[inline]
+    fn give_away_as(&self, pfn: Pfn, order: Order, state: FrameState) -> Result<(), MisuseKind> {
         if FULL {
             self.check(pfn, order, FrameState::owned(order))?;
         }
-        if order > Order::ZERO {
-            self.mark(pfn.offset(1), order.frames() as usize - 1, FrameState::INSIDE);
-        }
-        self.set_state(pfn, FrameState::raw(order));
+        self.mark_inside(pfn, order, true);
+        self.set_state(pfn, state);
         Ok(())
     }
 
@@ -242,6 +279,8 @@ impl Zone {
         let state = self.state(pfn);
         match state.order() {
             _ if state == wanted => Ok(()),
+            // It is out of a pool, to which it goes back.
+            Some(_) if state.is_pooled() => Err(MisuseKind::DoubleFree),
             // A handle owns it; or a handle should, and it is raw.
             Some(_) if state.is_raw() != wanted.is_raw() => Err(MisuseKind::DoubleFree),
             Some(out) => Err(MisuseKind::WrongOrder { handed_out: out.get(), freed: order.get() }),
