@@ -31,7 +31,7 @@ const NEW: &str = "linux-source-6.12";
 const OLD: &str = "linux-source-6.1";
 
 const FREED: &str = "its first function returned 0, the last one ran, and all its memory is freed";
-/// These modules fail on purpose, so that a kernel unloads them at once.
+/// Some modules fail on purpose, so that a kernel unloads them at once. What is wrong, they warn of.
 const UNLOADED: &str = "its first function failed: -EAGAIN";
 
 const FREE_PAGES: &[&str] =
@@ -81,6 +81,8 @@ const MODULES: &[Module] = &[
     Module { package: NEW, file: "lib/test_vmalloc.c", args: VMALLOC_ARGS, code: 1, says: VMALLOC },
     Module { package: OLD, file: "lib/test_vmalloc.c", args: VMALLOC_ARGS, code: 1, says: VMALLOC },
     Module { package: NEW, file: "lib/test_memcat_p.c", args: &[], code: 0, says: &["test_memcat_p: test passed", FREED] },
+    Module { package: NEW, file: "lib/atomic64_test.c", args: &[], code: 0, says: &["atomic64_test: passed", FREED] },
+    Module { package: NEW, file: "lib/test-kstrtox.c", args: &[], code: 1, says: &["its first function failed: -EINVAL"] },
     Module { package: NEW, file: "lib/percpu_test.c", args: &[], code: 1, says: &["percpu test start", "percpu test done", UNLOADED] },
 ];
 
