@@ -139,3 +139,21 @@ fn dma_pools_hand_out_device_addresses_and_refuse_misuse() {
         assert_eq!(lines[3..], ["dma_pool_destroy: 1 blocks are handed out"], "{said}");
     }
 }
+
+#[test]
+fn page_pools_circulate_pages_and_end_with_the_last_one() {
+    for said in compile_and_run("tests/c/page_pool.c", None).1 {
+        let refused = said.lines().filter(|line| line.starts_with("BUG: Bad page state: ")).count();
+        let warned = said.lines().filter(|line| line.ends_with(" at page_pool_alloc_frag")).count();
+        assert_eq!((refused, warned, said.lines().count()), (5, 1, 6), "{said}");
+    }
+}
+
+#[test]
+fn programs_by_the_interfaces_of_each_year_compile_and_run() {
+    for (source, year) in [("2017", Some(2017)), ("2021", Some(2021)), ("2023", Some(2023)), ("today", None)] {
+        for said in compile_and_run(&format!("tests/c/year_{source}.c"), year).1 {
+            assert_eq!(said, "", "{source}");
+        }
+    }
+}
