@@ -31,7 +31,7 @@ const NEW: &str = "linux-source-6.12";
 const OLD: &str = "linux-source-6.1";
 
 const FREED: &str = "its first function returned 0, the last one ran, and all its memory is freed";
-/// These modules fail on purpose, so that a kernel unloads them at once.
+/// Some modules fail on purpose, so that a kernel unloads them at once. What is wrong, they warn of.
 const UNLOADED: &str = "its first function failed: -EAGAIN";
 
 const FREE_PAGES: &[&str] =
@@ -59,6 +59,16 @@ const VMALLOC: &[&str] = &[
     "All test took worker1=",
     UNLOADED,
 ];
+/// A row for each size of blocks.
+const DMAPOOL: &[&str] = &[
+    "dmapool test: size:16   align:16   blocks:8192 time:",
+    "dmapool test: size:64   align:64   blocks:8192 time:",
+    "dmapool test: size:256  align:256  blocks:8192 time:",
+    "dmapool test: size:1024 align:1024 blocks:2048 time:",
+    "dmapool test: size:4096 align:4096 blocks:1024 time:",
+    "dmapool test: size:68   align:32   blocks:8192 time:",
+    FREED,
+];
 const VMALLOC_ARGS: &[&str] = &["nr_threads=2", "test_loop_count=1000"];
 
 #[rustfmt::skip] // A row for each module.
@@ -67,9 +77,12 @@ const MODULES: &[Module] = &[
     Module { package: OLD, file: "lib/test_free_pages.c", args: &[], code: 0, says: FREE_PAGES },
     Module { package: NEW, file: "lib/test_meminit.c", args: &["--init-on-alloc"], code: 0, says: MEMINIT },
     Module { package: OLD, file: "lib/test_meminit.c", args: &["--init-on-alloc"], code: 0, says: MEMINIT },
+    Module { package: NEW, file: "mm/dmapool_test.c", args: &[], code: 0, says: DMAPOOL },
     Module { package: NEW, file: "lib/test_vmalloc.c", args: VMALLOC_ARGS, code: 1, says: VMALLOC },
     Module { package: OLD, file: "lib/test_vmalloc.c", args: VMALLOC_ARGS, code: 1, says: VMALLOC },
     Module { package: NEW, file: "lib/test_memcat_p.c", args: &[], code: 0, says: &["test_memcat_p: test passed", FREED] },
+    Module { package: NEW, file: "lib/atomic64_test.c", args: &[], code: 0, says: &["atomic64_test: passed", FREED] },
+    Module { package: NEW, file: "lib/test-kstrtox.c", args: &[], code: 1, says: &["its first function failed: -EINVAL"] },
     Module { package: NEW, file: "lib/percpu_test.c", args: &[], code: 1, says: &["percpu test start", "percpu test done", UNLOADED] },
 ];
 

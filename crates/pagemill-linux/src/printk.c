@@ -127,19 +127,31 @@ char *kasprintf(gfp_t gfp, const char *format, ...) {
     return text;
 }
 
-/* Reads digits, a 0x or 0 before them if the base is 0 (0x also for 16), and a newline. */
+static unsigned int digit(char c) {
+    return isdigit(c) ? (unsigned int)(c - '0') : isalpha(c) ? (unsigned int)(tolower(c) - 'a' + 10) : 99;
+}
+
+/* By hand, since the C library also takes spaces, signs and, in some versions, 0b. */
 int kstrtoull(const char *text, unsigned int base, unsigned long long *number) {
-    char *end;
-    if (*text == '+')
-        text++;
-    if (!isxdigit(*text))
+    unsigned long long is = 0;
+    text += *text == '+';
+    bool is_hexadecimal = text[0] == '0' && tolower(text[1]) == 'x' && isxdigit(text[2]);
+    if (base == 0)
+        base = is_hexadecimal ? 16 : text[0] == '0' ? 8 : 10;
+    text += base == 16 && is_hexadecimal ? 2 : 0;
+    const char *first = text;
+    bool is_too_large = false;
+    for (; digit(*text) < base; text++) {
+        is_too_large |= __builtin_mul_overflow(is, base, &is);
+        is_too_large |= __builtin_add_overflow(is, digit(*text), &is);
+    }
+    if (text == first)
         return -EINVAL;
-    errno = 0;
-    unsigned long long is = strtoull(text, &end, (int)base);
-    if (end == text || (*end && (end[0] != '\n' || end[1])))
-        return -EINVAL;
-    if (errno == ERANGE)
+    if (is_too_large)
         return -ERANGE;
+    text += *text == '\n';
+    if (*text)
+        return -EINVAL;
     *number = is;
     return 0;
 }
@@ -147,9 +159,11 @@ int kstrtoull(const char *text, unsigned int base, unsigned long long *number) {
 int kstrtoll(const char *text, unsigned int base, long long *number) {
     unsigned long long is;
     bool is_negative = *text == '-';
+    if (is_negative && text[1] == '+')
+        return -EINVAL;
     int error = kstrtoull(text + is_negative, base, &is);
     if (error)
-        return is_negative && text[1] == '+' ? -EINVAL : error;
+        return error;
     if (is > (unsigned long long)LLONG_MAX + is_negative)
         return -ERANGE;
     *number = is_negative ? (long long)-is : (long long)is;
@@ -168,9 +182,16 @@ int kstrtoll(const char *text, unsigned int base, long long *number) {
     }
 NARROWER(kstrtoul, unsigned long, unsigned long long, kstrtoull)
 NARROWER(kstrtouint, unsigned int, unsigned long long, kstrtoull)
+NARROWER(kstrtou64, u64, unsigned long long, kstrtoull)
+NARROWER(kstrtou32, u32, unsigned long long, kstrtoull)
+NARROWER(kstrtou16, u16, unsigned long long, kstrtoull)
 NARROWER(kstrtou8, u8, unsigned long long, kstrtoull)
 NARROWER(kstrtol, long, long long, kstrtoll)
 NARROWER(kstrtoint, int, long long, kstrtoll)
+NARROWER(kstrtos64, s64, long long, kstrtoll)
+NARROWER(kstrtos32, s32, long long, kstrtoll)
+NARROWER(kstrtos16, s16, long long, kstrtoll)
+NARROWER(kstrtos8, s8, long long, kstrtoll)
 
 int kstrtobool(const char *text, bool *is_true) {
     if (strchr("yYtT1", text[0]) && text[0])

@@ -5,13 +5,31 @@
 #ifndef PAGEMILL_LINUX_DMA_MAPPING_H
 #define PAGEMILL_LINUX_DMA_MAPPING_H
 
+#include <linux/device.h>
 #include <linux/dma-direction.h>
 #include <linux/mm.h>
 
-struct device;
-
 #define DMA_MAPPING_ERROR (~(dma_addr_t)0)
 #define DMA_BIT_MASK(n) ((n) == 64 ? ~0ULL : (1ULL << (n)) - 1)
+
+/* What a driver says that its device reaches. It is kept, and not compared with the addresses that the device gets. */
+static inline int dma_set_mask(struct device *dev, u64 mask) {
+    if (!dev->dma_mask)
+        return -EIO;
+    *dev->dma_mask = mask;
+    return 0;
+}
+
+static inline int dma_set_coherent_mask(struct device *dev, u64 mask) {
+    dev->coherent_dma_mask = mask;
+    return 0;
+}
+
+static inline int dma_set_mask_and_coherent(struct device *dev, u64 mask) {
+    return dma_set_mask(dev, mask) ? -EIO : dma_set_coherent_mask(dev, mask);
+}
+
+#define dma_get_mask(dev) ((dev)->dma_mask && *(dev)->dma_mask ? *(dev)->dma_mask : DMA_BIT_MASK(32))
 
 /* The device address of a byte of the allocator's memory, or DMA_MAPPING_ERROR. */
 dma_addr_t pagemill_linux_dma_address(const void *address);

@@ -50,7 +50,14 @@ int kstrtoul(const char *text, unsigned int base, unsigned long *number);
 int kstrtol(const char *text, unsigned int base, long *number);
 int kstrtouint(const char *text, unsigned int base, unsigned int *number);
 int kstrtoint(const char *text, unsigned int base, int *number);
+int kstrtou64(const char *text, unsigned int base, u64 *number);
+int kstrtou32(const char *text, unsigned int base, u32 *number);
+int kstrtou16(const char *text, unsigned int base, u16 *number);
 int kstrtou8(const char *text, unsigned int base, u8 *number);
+int kstrtos64(const char *text, unsigned int base, s64 *number);
+int kstrtos32(const char *text, unsigned int base, s32 *number);
+int kstrtos16(const char *text, unsigned int base, s16 *number);
+int kstrtos8(const char *text, unsigned int base, s8 *number);
 int kstrtobool(const char *text, bool *is_true);
 
 #endif

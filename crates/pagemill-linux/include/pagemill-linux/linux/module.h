@@ -9,6 +9,7 @@
 #include <linux/moduleparam.h>
 #include <linux/percpu.h>
 #include <linux/preempt.h>
+#include <linux/sched.h>
 #include <linux/stat.h>
 #include <linux/string.h>
 
