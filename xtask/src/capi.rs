@@ -18,6 +18,7 @@ pub(crate) fn install(prefix: &Path) -> Result<bool> {
     let shell = Shell::new(false)?;
     // The commands run in the repository's root; the user may be elsewhere.
     let prefix = std::path::absolute(prefix).with_context(|| prefix.display().to_string())?;
+    println!("cargo builds the library, which takes about a minute");
     install_below(&shell, &prefix)?;
     println!("pagemill.h, libpagemill.so and libpagemill.a are below {}", prefix.display());
     Ok(true)
