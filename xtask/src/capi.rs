@@ -21,6 +21,7 @@ const LINUX_FOLDER: &str = "crates/pagemill-linux";
 pub(crate) fn install(prefix: &Path) -> Result<bool> {
     // The commands run in the repository's root; the user may be elsewhere.
     let prefix = std::path::absolute(prefix).with_context(|| prefix.display().to_string())?;
+    println!("cargo builds the library, which takes about a minute");
     install_below(&Shell::new(false)?, &prefix)?;
     println!("pagemill.h, libpagemill.so and libpagemill.a are below {}", prefix.display());
     println!(

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
@@ -138,13 +139,19 @@ fn pages_come_and_go_in_every_form() {
 }
 
 #[test]
-fn the_program_in_the_readme_runs() {
+fn the_program_and_the_commands_of_the_readme_run() {
     let readme = fs::read_to_string(Path::new(FOLDER).join("README.md")).unwrap();
-    let program = readme.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let block = |fence: &str, at: usize| readme.split(fence).nth(at).and_then(|rest| rest.split("```").next()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("program.c");
-    fs::write(&source, program).unwrap();
+    fs::write(&source, block("```c\n", 1)).unwrap();
     compile_and_run_file(&source, &[]);
+    // Its commands, of which the first installs the library below the home folder.
+    symlink(PREFIX.path(), folder.path().join(".local")).unwrap();
+    let mut commands = Command::new("sh");
+    commands.args(["-eu", "-c", block("```sh\n", 2)]).env("HOME", folder.path()).current_dir(folder.path());
+    let said = String::from_utf8(run(&mut commands, "gcc pkg-config").stdout).unwrap();
+    assert_eq!(said.matches("64 pages").count(), 2, "{said}");
 }
 
 #[test]

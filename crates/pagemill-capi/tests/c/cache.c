@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define PAGE ((size_t)PAGEMILL_PAGE_SIZE)
@@ -528,6 +529,36 @@ static void memory_is_short(void) {
     close_whole(allocator, 128);
 }
 
+/* A child closes what it has of its parent's, which writes nothing. */
+static void after_fork(struct pagemill_allocator *allocator) {
+    struct pagemill_page_cache *cache;
+    struct pagemill_file *file;
+    struct pagemill_lent *lent;
+    FILE *stream = tmpfile();
+    CHECK(stream != NULL);
+    OK(pagemill_page_cache_create(allocator, NULL, &cache));
+    OK(pagemill_page_cache_open(cache, fileno(stream), &file));
+    OK(pagemill_file_write_at(file, "parent", 6, 0, NULL));
+    OK(pagemill_file_lend(file, 0, 6, &lent));
+    pid_t child = fork();
+    if (child == 0) {
+        OK(pagemill_file_close(file));
+        EXPECT(PAGEMILL_ERROR_HANDLE, pagemill_file_close(file));
+        OK(pagemill_page_cache_close(cache));
+        OK(pagemill_lent_give_back(lent));
+        _exit(0);
+    }
+    int status;
+    char back[6];
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(pread(fileno(stream), back, 6, 0) == 0);
+    OK(pagemill_lent_give_back(lent));
+    OK(pagemill_file_close(file));
+    CHECK(pread(fileno(stream), back, 6, 0) == 6 && memcmp(back, "parent", 6) == 0);
+    OK(pagemill_page_cache_close(cache));
+    fclose(stream);
+}
+
 static void misuse(struct pagemill_allocator *allocator) {
     struct pagemill_page_cache *cache = NULL;
     struct pagemill_page_cache_options options = options_of(0);
@@ -595,6 +626,7 @@ int main(void) {
     functions_of_the_programs(allocator);
     without_a_copy(allocator);
     several_threads(allocator);
+    after_fork(allocator);
     misuse(allocator);
     close_whole(allocator, 1024);
     memory_is_short();
