@@ -110,9 +110,18 @@ fn pools_serve_from_their_reserve_and_take_back_what_it_lacks() {
     for said in compile_and_run("tests/c/mempool.c", None).1 {
         let lines: Vec<_> = said.lines().map(|line| line.split_once(" at ").map_or(line, |(_, after)| after)).collect();
         assert_eq!(lines[0], "count_holes: a request for 17 elements of a reserve of 16 is refused");
-        assert!(lines[1].starts_with("BUG: Bad page state: mempool_free") && lines[1].ends_with("the block is free already"));
-        assert!(lines[2].starts_with("BUG: Bad page state: __free_pages") && lines[2].ends_with("the block is free already"));
-        assert!(lines[3].starts_with("BUG: Bad page state: mempool_free") && lines[3].ends_with("the block cannot be freed"));
+        assert!(
+            lines[1].starts_with("BUG: Bad page state: mempool_free")
+                && lines[1].ends_with("the block is free already")
+        );
+        assert!(
+            lines[2].starts_with("BUG: Bad page state: __free_pages")
+                && lines[2].ends_with("the block is free already")
+        );
+        assert!(
+            lines[3].starts_with("BUG: Bad page state: mempool_free")
+                && lines[3].ends_with("the block cannot be freed")
+        );
         assert_eq!(lines[4..], ["mempool_exit: 1 elements are handed out"]);
     }
 }
