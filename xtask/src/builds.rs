@@ -199,6 +199,11 @@ const TAKE_A_BACKEND: &[(&str, &str)] = &[
         "pagemill-capi",
         "pages_come_and_go_in_every_form misuse_is_refused_and_changes_nothing signal_handlers_allocate_and_free",
     ),
+    (
+        "pagemill-linux",
+        "pages_come_and_go_in_every_form misuse_is_refused_and_changes_nothing \
+         pools_serve_from_their_reserve_and_take_back_what_it_lacks",
+    ),
     ("pagemill-watch", "metrics_facade serve_http serve_stats"),
     ("pagemill-checks", "zero"),
 ];

@@ -133,7 +133,7 @@ static void the_array_form_fills_holes(void) {
     CHECK(alloc_pages_bulk_array(GFP_KERNEL, N, array) == N);
     CHECK(alloc_pages_bulk_array(GFP_KERNEL, N, array) == N); /* Full. */
     CHECK(alloc_pages_bulk_array(GFP_KERNEL, 0, end) == 0);
-    struct page *kept = array[N - 1];
+    struct page *kept[] = {array[N - 1], array[7], array[8]};
     array[N - 1] = NULL;
     CHECK(alloc_pages_bulk(GFP_KERNEL, N, array) == N);
     CHECK(alloc_pages_bulk_array_node(GFP_KERNEL, 0, N, array) == N && alloc_pages_bulk_node(GFP_KERNEL, 0, N, array) == N);
@@ -146,7 +146,7 @@ static void the_array_form_fills_holes(void) {
     settled(N + 3);
     release_pages(array, N);
     settled(3);
-    __free_page(kept);
+    release_pages(kept, 3);
     munmap(two, 2 * PAGE_SIZE);
 }
 
@@ -180,12 +180,49 @@ static void the_callback_form_hands_pages_over(void) {
     CHECK(!alloc_pages_exact_node_multiple(40, GFP_KERNEL, &n, pages) && n == 0);
 }
 
+/* Pages of the table that are committed. */
+static size_t committed(void) {
+    size_t n = pagemill_linux_table.count * sizeof(struct page) / PAGE_SIZE, sum = 0;
+    static unsigned char is[1024];
+    CHECK(n <= sizeof is && mincore(pagemill_linux_table.pages, n * PAGE_SIZE, is) == 0);
+    for (size_t at = 0; at < n; at++)
+        sum += is[at] & 1;
+    return sum;
+}
+
+static void the_table_is_committed_as_it_is_touched(void) {
+    CHECK(pagemill_linux_table.count == 8192 && sizeof(struct page) == 64 && committed() == 0);
+    struct page *page = alloc_page(GFP_KERNEL);
+    CHECK(committed() == 1);
+    __free_page(page);
+}
+
+/* The result of a call that comes back short is the first hole: it can be iterated to, and gone on from. */
+static void the_array_form_comes_back_short(void) {
+    static struct page *array[9000];
+    array[10] = (struct page *)array;
+    unsigned long hole = alloc_pages_bulk_array(GFP_NOWAIT, 9000, array);
+    CHECK(hole > 8000 && hole < 9000 && !array[hole]);
+    for (unsigned long at = 0; at < 9000; at++)
+        CHECK(!array[at] == (at >= hole));
+    __free_page(array[3]);
+    array[3] = NULL;
+    CHECK(alloc_pages_bulk_array(GFP_NOWAIT, 9000, array) == hole);
+    LIST_HEAD(list);
+    CHECK(alloc_pages_bulk_list(GFP_NOWAIT, 5, &list) == 0 && list_empty(&list));
+    array[10] = NULL;
+    release_pages(array, 9000);
+    settled(0);
+}
+
 int main(void) {
     use_pages(8192);
+    the_table_is_committed_as_it_is_touched();
     single_pages_and_blocks();
     the_list_form_adds_at_the_head();
     the_callback_form_hands_pages_over();
     settled(0);
     the_array_form_fills_holes();
+    the_array_form_comes_back_short();
     return 0;
 }
