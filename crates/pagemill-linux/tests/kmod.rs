@@ -69,7 +69,11 @@ fn the_error_of_a_first_function_is_named_and_the_last_one_does_not_run() {
     let (code, log, said) = kmod(|command| command.arg(module("init_fails.c")));
     assert_eq!((code, log.len()), (1, 0));
     assert_eq!(said, "pagemill-kmod: init_fails: its first function failed: -ENODEV (No such device)\n");
-    // The same with the program that is kept.
+    // Without memory.
+    let (code, log, said) = kmod(|command| command.arg(module("bulk_bench.c")).env("PAGEMILL_FAIL", "after=0"));
+    assert_eq!((code, log.len()), (1, 0));
+    assert!(said.ends_with("its first function failed: -ENOMEM (Cannot allocate memory)\n"), "{said}");
+    // The first one again, with the program that is kept.
     let (code, _, said) = kmod(|command| command.arg("--keep").arg(module("init_fails.c")));
     let program = said.lines().next().unwrap().strip_prefix("pagemill-kmod: the program is ").unwrap();
     assert_eq!(code, 1);
