@@ -38,7 +38,7 @@ const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
         pagemill-kmod --init-on-alloc lib/test_meminit.c\n  \
         pagemill-kmod lib/test_vmalloc.c nr_threads=2 test_loop_count=1000\n  \
         CFLAGS=-fsanitize=address pagemill-kmod FILE.c    (options for the compiler)\n  \
-        PAGEMILL_FAIL=p=0.01 pagemill-kmod FILE.c         (one of a hundred requests for pages fails)\n\n\
+        PAGEMILL_FAIL=after=100 pagemill-kmod FILE.c      (pages run out, after a hundred trips to a zone)\n\n\
         On Debian, `apt-get install linux-source` brings the kernel's own test modules."
 )]
 struct Args {

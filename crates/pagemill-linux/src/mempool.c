@@ -4,6 +4,7 @@
  * be freed there, and cannot enter the reserve twice. */
 #include "internal.h"
 #include <linux/mempool.h>
+#include <linux/slab.h>
 #include <stdlib.h>
 
 /* While this thread asks for the reserve alone, the source has nothing. */
@@ -274,11 +275,18 @@ void mempool_free_pages(void *element, void *pool_data) {
 }
 
 void *mempool_kmalloc(gfp_t gfp, void *pool_data) {
-    (void)gfp;
-    return malloc((size_t)pool_data);
+    return kmalloc((size_t)pool_data, gfp);
 }
 
 void mempool_kfree(void *element, void *pool_data) {
     (void)pool_data;
-    free(element);
+    kfree(element);
+}
+
+void *mempool_alloc_slab(gfp_t gfp, void *pool_data) {
+    return kmem_cache_alloc(pool_data, gfp);
+}
+
+void mempool_free_slab(void *element, void *pool_data) {
+    kmem_cache_free(pool_data, element);
 }

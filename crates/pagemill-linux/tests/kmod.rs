@@ -2,6 +2,7 @@
 //!
 //! The kernel's own modules are run by the step `modules` of `cargo xtask test`, which fetches them.
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -36,19 +37,21 @@ fn kmod(arrange: impl FnOnce(&mut Command) -> &mut Command) -> (i32, Vec<String>
 #[test]
 fn a_module_finds_the_surroundings_that_it_is_used_to() {
     let arguments = ["flag", "sizes=1,2", "label=abc", "words=a b", "small=200", "number=-3"];
-    let (code, log, said) = kmod(|command| command.arg(module("surroundings.c")).args(arguments));
-    assert_eq!(code, 0, "{said}");
-    assert_eq!(log[0], "surroundings: number -3 flag 1 sizes 2: 1 2 label abc words a b small 200");
-    assert!(log.contains(&"dev1: gone".to_owned()), "{log:?}");
-    let tail: Vec<_> = log.iter().skip_while(|line| !line.contains("an error")).collect();
-    let before = ["an error is -ENOMEM, an address 0x10", "a line that goes on", "no end", "once"];
-    let before = before.map(|line| format!("surroundings: {line}"));
-    assert_eq!(tail[..4], before.iter().collect::<Vec<_>>());
-    assert!(tail[4] == "Call Trace:" && tail[5].starts_with(" init_module+0x"), "{tail:?}");
-    assert_eq!(*tail.last().unwrap(), "surroundings: the end");
-    let end =
-        "pagemill-kmod: surroundings: its first function returned 0, the last one ran, and all its memory is freed\n";
-    assert_eq!(said, end);
+    for compiler in super::compilers() {
+        let (code, log, said) =
+            kmod(|command| command.arg(module("surroundings.c")).args(arguments).env("CC", compiler));
+        assert_eq!(code, 0, "{said}");
+        assert_eq!(log[0], "surroundings: number -3 flag 1 sizes 2: 1 2 label abc words a b small 200");
+        assert!(log.contains(&"dev1: gone".to_owned()), "{log:?}");
+        let tail: Vec<_> = log.iter().skip_while(|line| !line.contains("an error")).collect();
+        let before = ["an error is -ENOMEM, an address 0x10", "a line that goes on", "no end", "once"];
+        let before = before.map(|line| format!("surroundings: {line}"));
+        assert_eq!(tail[..4], before.iter().collect::<Vec<_>>());
+        assert!(tail[4] == "Call Trace:" && tail[5].starts_with(" init_module+0x"), "{tail:?}");
+        assert_eq!(*tail.last().unwrap(), "surroundings: the end");
+        let end = "pagemill-kmod: surroundings: its first function returned 0, the last one ran, and all its memory is freed\n";
+        assert_eq!(said, end);
+    }
 }
 
 #[test]
@@ -66,6 +69,16 @@ fn the_error_of_a_first_function_is_named_and_the_last_one_does_not_run() {
     let (code, log, said) = kmod(|command| command.arg(module("init_fails.c")));
     assert_eq!((code, log.len()), (1, 0));
     assert_eq!(said, "pagemill-kmod: init_fails: its first function failed: -ENODEV (No such device)\n");
+    // Without memory.
+    let (code, log, said) = kmod(|command| command.arg(module("bulk_bench.c")).env("PAGEMILL_FAIL", "after=0"));
+    assert_eq!((code, log.len()), (1, 0));
+    assert!(said.ends_with("its first function failed: -ENOMEM (Cannot allocate memory)\n"), "{said}");
+    // The first one again, with the program that is kept.
+    let (code, _, said) = kmod(|command| command.arg("--keep").arg(module("init_fails.c")));
+    let program = said.lines().next().unwrap().strip_prefix("pagemill-kmod: the program is ").unwrap();
+    assert_eq!(code, 1);
+    assert_eq!(Command::new(program).arg("init_fails").output().unwrap().status.code(), Some(1));
+    fs::remove_dir_all(Path::new(program).parent().unwrap()).unwrap();
 }
 
 #[test]
@@ -92,10 +105,6 @@ fn misuse_is_warned_of_and_what_is_left_is_counted() {
         ["1 objects of kmalloc-64 are not freed", "the cache forgotten is not destroyed", "4 pages are not freed"];
     let left: String = left.iter().map(|what| format!("pagemill-kmod: misuse: {what}\n")).collect();
     assert_eq!((code, said), (1, left));
-}
-
-#[test]
-fn a_signal_that_ends_a_module_is_named() {
     let (code, _, said) = kmod(|command| command.arg(module("misuse.c")).arg("how=follow null"));
     assert_eq!(code, 1);
     assert!(said.starts_with("pagemill-kmod: misuse: SIGSEGV ended it; run it with --keep"), "{said}");
@@ -154,19 +163,6 @@ fn parameters_that_cannot_be_are_refused() {
         assert_eq!((code, log.len()), (2, 0), "{argument}");
         assert_eq!(said.lines().next().unwrap(), format!("pagemill-kmod: surroundings: {why}"));
     }
-}
-
-#[test]
-fn the_program_that_is_kept_runs_again() {
-    let (code, _, said) = kmod(|command| command.arg("--keep").arg(module("init_fails.c")));
-    let program = said.lines().next().unwrap().strip_prefix("pagemill-kmod: the program is ").unwrap();
-    assert_eq!(code, 1);
-    assert_eq!(Command::new(program).arg("init_fails").output().unwrap().status.code(), Some(1));
-    fs::remove_dir_all(Path::new(program).parent().unwrap()).unwrap();
-}
-
-#[test]
-fn the_help_has_an_example_of_each_kind() {
     let ran = Command::new(&*PROGRAM).arg("--help").output().unwrap();
     let text = String::from_utf8(ran.stdout).unwrap();
     for part in ["pagemill-kmod lib/test_free_pages.c", "test_loop_count=1000", "--init-on-alloc", "linux-source"] {
@@ -176,6 +172,19 @@ fn the_help_has_an_example_of_each_kind() {
 
 #[test]
 fn the_program_installs_beside_itself_in_the_tree_that_it_was_built_in() {
-    let ran = Command::new(env!("CARGO_BIN_EXE_pagemill-kmod")).arg(module("init_fails.c")).output().unwrap();
-    assert_eq!(ran.status.code(), Some(1), "{}", String::from_utf8_lossy(&ran.stderr));
+    // Where cargo puts programs and libraries depends on its configuration: a folder as it is by default.
+    let tree = tempfile::tempdir().unwrap();
+    let program = tree.path().join("pagemill-kmod");
+    fs::copy(env!("CARGO_BIN_EXE_pagemill-kmod"), &program).unwrap();
+    symlink(super::archive().parent().unwrap(), tree.path().join("deps")).unwrap();
+    for _ in 0..2 {
+        let ran = Command::new(&program).arg(module("init_fails.c")).output().unwrap();
+        assert_eq!(ran.status.code(), Some(1), "{}", String::from_utf8_lossy(&ran.stderr));
+    }
+    let alone = tempfile::tempdir().unwrap();
+    let copy = alone.path().join("pagemill-kmod");
+    fs::copy(&program, &copy).unwrap();
+    let ran = Command::new(&copy).arg(module("init_fails.c")).output().unwrap();
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert!(ran.status.code() == Some(2) && said.contains("run `cargo xtask install --prefix DIR`"), "{said}");
 }

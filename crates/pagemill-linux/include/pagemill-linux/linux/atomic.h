@@ -56,7 +56,11 @@
     static inline number name##_fetch_dec##suffix(type *of) { return name##_fetch_sub##suffix(1, of); }                   \
     static inline number name##_xchg##suffix(type *of, number to) { return __atomic_exchange_n(&of->counter, to, order); }\
     static inline bool name##_try_cmpxchg##suffix(type *of, number *from, number to) {                                    \
-        return __atomic_compare_exchange_n(&of->counter, from, to, false, order, __ATOMIC_RELAXED);                       \
+        /* atomic_long_t has a counter of another type than its functions. */                                             \
+        __typeof__(of->counter) was = *from;                                                                              \
+        bool is_done = __atomic_compare_exchange_n(&of->counter, &was, to, false, order, __ATOMIC_RELAXED);               \
+        *from = was;                                                                                                      \
+        return is_done;                                                                                                   \
     }                                                                                                                     \
     static inline number name##_cmpxchg##suffix(type *of, number from, number to) {                                       \
         name##_try_cmpxchg##suffix(of, &from, to);                                                                        \

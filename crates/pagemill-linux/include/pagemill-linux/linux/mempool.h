@@ -70,12 +70,16 @@ void mempool_free_pages(void *element, void *pool_data);
 #define mempool_create_page_pool(min_nr, order) \
     mempool_create(min_nr, mempool_alloc_pages, mempool_free_pages, (void *)(long)(order))
 
-/* Memory of malloc, of pool_data bytes. */
+/* Objects of kmalloc, of pool_data bytes, and of a cache. */
 void *mempool_kmalloc(gfp_t gfp, void *pool_data);
 void mempool_kfree(void *element, void *pool_data);
+void *mempool_alloc_slab(gfp_t gfp, void *pool_data);
+void mempool_free_slab(void *element, void *pool_data);
 #define mempool_init_kmalloc_pool(pool, min_nr, size) \
     mempool_init(pool, min_nr, mempool_kmalloc, mempool_kfree, (void *)(size_t)(size))
 #define mempool_create_kmalloc_pool(min_nr, size) \
     mempool_create(min_nr, mempool_kmalloc, mempool_kfree, (void *)(size_t)(size))
+#define mempool_init_slab_pool(pool, min_nr, cache) mempool_init(pool, min_nr, mempool_alloc_slab, mempool_free_slab, cache)
+#define mempool_create_slab_pool(min_nr, cache) mempool_create(min_nr, mempool_alloc_slab, mempool_free_slab, cache)
 
 #endif

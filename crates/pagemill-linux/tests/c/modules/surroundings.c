@@ -12,6 +12,7 @@
 #include <linux/interrupt.h>
 #include <linux/kref.h>
 #include <linux/kthread.h>
+#include <linux/mempool.h>
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/prandom.h>
@@ -188,6 +189,14 @@ static void objects(void) {
     struct item *item = kmem_cache_zalloc(plain, GFP_KERNEL);
     CHECK(item->value == 0);
     kmem_cache_free(plain, item);
+    mempool_t *pool = mempool_create_slab_pool(4, plain), *sized = mempool_create_kmalloc_pool(4, 1000);
+    item = mempool_alloc(pool, GFP_KERNEL);
+    mempool_free(item, pool);
+    mempool_destroy(pool);
+    void *element = mempool_alloc(sized, GFP_NOIO);
+    CHECK(ksize(element) == 1024);
+    mempool_free(element, sized);
+    mempool_destroy(sized);
     kmem_cache_destroy(plain);
 
     for (size_t size = 1; size <= SZ_4M; size = size * 5 / 4 + 1) {
