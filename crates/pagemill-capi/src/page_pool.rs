@@ -207,10 +207,32 @@ pub unsafe extern "C" fn pagemill_page_pool_alloc_bulk(
 /// Threads: any; with `PAGEMILL_PAGE_POOL_DIRECT` the consumer. Signal handlers: no.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagemill_page_pool_put(pool: *mut PagePool, page: *mut c_void, flags: u32) -> Error {
-    let mut slot = page;
-    // SAFETY: the caller passes null or a handle, and gives up the page.
-    let error = unsafe { pagemill_page_pool_put_bulk(pool, &raw mut slot, 1, flags, null_mut()) };
-    if page.is_null() && error == Error::None { refuse(Error::Foreign, page) } else { error }
+    let put = || {
+        // SAFETY: the caller passes null or a handle.
+        let (home, is_direct) = (unsafe { handle::get(pool) }?.home, is_direct(flags)?);
+        // SAFETY: the caller gives up the page, or it is refused.
+        let page = unsafe { home.from_raw(page.cast()) }?;
+        if is_direct {
+            // SAFETY: the caller passes a handle, and is the consumer.
+            match unsafe { consumer(pool) } {
+                Ok(consumer) => consumer.put(page),
+                Err(_) => drop(page), // It has ended.
+            }
+        } else {
+            // Nothing of the pool is used from here on: with its last page it may be destroyed.
+            drop(page);
+        }
+        Ok(())
+    };
+    code(put())
+}
+
+fn is_direct(flags: u32) -> Result<bool, Error> {
+    match flags {
+        0 => Ok(false),
+        PAGEMILL_PAGE_POOL_DIRECT => Ok(true),
+        _ => Err(Error::Invalid),
+    }
 }
 
 /// Returns the pages of an array's first n slots, up to 64 in one section of the ring. Empties the slots of those that it takes, and passes
@@ -230,12 +252,7 @@ pub unsafe extern "C" fn pagemill_page_pool_put_bulk(
     let mut sum = 0;
     let mut put = || {
         // SAFETY: the caller passes null or a handle.
-        let home = unsafe { handle::get(pool) }?.home;
-        let is_direct = match flags {
-            0 => false,
-            PAGEMILL_PAGE_POOL_DIRECT => true,
-            _ => return Err(Error::Invalid),
-        };
+        let (home, is_direct) = (unsafe { handle::get(pool) }?.home, is_direct(flags)?);
         // SAFETY: the caller passes n slots.
         let slots = unsafe { bulk::slots_of(slots, bulk::count(n)?) }?;
         let mut refused = Ok(());

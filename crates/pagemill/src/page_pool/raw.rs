@@ -44,10 +44,17 @@ where
     /// Where raw pointers of this pool's pages go back to.
     ///
     /// ```
-    /// use pagemill::{Allocator, Gfp, PagePool, PoolPage}; let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?); let
-    /// home = pool.home(); let page = PoolPage::into_raw(pool.alloc(Gfp::NOWAIT)?); // SAFETY: this code owns the page. The first and the
-    /// last call are deliberate misuse. unsafe {     assert!(pagemill::free_raw(page, pagemill::Order::ZERO).is_err()); // The pool has it.
-    /// pool.put(home.from_raw(page)?);     assert!(home.from_raw(page).is_err()); } assert_eq!(pool.in_flight(), 0);
+    /// use pagemill::{Allocator, Gfp, PagePool, PoolPage};
+    /// let mut pool = PagePool::pages(&Allocator::builder().pages(256).build()?);
+    /// let home = pool.home();
+    /// let page = PoolPage::into_raw(pool.alloc(Gfp::NOWAIT)?);
+    /// // SAFETY: this code owns the page. The first and the last call are deliberate misuse.
+    /// unsafe {
+    ///     assert!(pagemill::free_raw(page, pagemill::Order::ZERO).is_err()); // The pool has it.
+    ///     pool.put(home.from_raw(page)?);
+    ///     assert!(home.from_raw(page).is_err());
+    /// }
+    /// assert_eq!(pool.in_flight(), 0);
     /// # Ok::<(), pagemill::Error>(())
     /// ```
     pub fn home(&self) -> PagePoolHome<S> {
