@@ -378,8 +378,7 @@ static void *make_calls(void *unused) {
     for (;;) {
         wait_event(calls, is_called());
         spin_lock(&calls_lock);
-        struct rcu_head *head = calls;
-        calls = NULL;
+        struct rcu_head *head = __atomic_exchange_n(&calls, NULL, __ATOMIC_SEQ_CST);
         last_call = &calls;
         spin_unlock(&calls_lock);
         synchronize_rcu();
@@ -409,7 +408,7 @@ static void enqueue(struct rcu_head *head, rcu_callback_t function) {
     head->next = NULL;
     head->func = function;
     spin_lock(&calls_lock);
-    *last_call = head;
+    __atomic_store_n(last_call, head, __ATOMIC_SEQ_CST);
     last_call = &head->next;
     spin_unlock(&calls_lock);
     pagemill_wake();
