@@ -53,7 +53,9 @@ fn compile(sources: &Path, include: [&Path; 2], archive: &Path) -> io::Result<()
         let object = objects.join(name).with_extension("o");
         // In the folder, so that warnings name a file and not a place on this machine.
         let mut cc = Command::new("cc");
-        cc.current_dir(sources).args(["-std=gnu11", "-O2", "-fPIC", "-Wall", "-Wextra", "-Werror", "-c"]);
+        cc.current_dir(sources).args(["-std=gnu11", "-O2", "-fPIC", "-Wall", "-Wextra", "-c"]);
+        // For a user, what a newer compiler warns of is no error.
+        cc.args(cfg!(test).then_some("-Werror"));
         cc.arg(name).arg("-o").arg(&object);
         run(cc.args(include.map(|folder| format!("-I{}", folder.display()))), "gcc")?;
         made.push(object);
