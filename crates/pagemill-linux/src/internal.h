@@ -20,6 +20,7 @@ struct page *pagemill_linux_hand_out(void *block, unsigned int order, gfp_t gfp)
 void pagemill_linux_take_back(struct page *page);
 bool pagemill_linux_claim(const char *function, struct page *page);
 bool pagemill_linux_is_page(const struct page *page);
+enum pagemill_error pagemill_linux_report(const struct page *page);
 void pagemill_linux_refused(const char *function, const struct page *page, enum pagemill_error error);
 
 #endif

@@ -30,8 +30,8 @@ static void into_pool(const mempool_t *pool, void *element) {
 static void *out_of_pool(const mempool_t *pool, void *element) {
     struct page *page = element;
     if (has_pages(pool)) {
-        __atomic_fetch_and(&page->flags, ~(1UL << PG_mempool), __ATOMIC_ACQ_REL);
         set_page_count(page, 1);
+        __atomic_fetch_and(&page->flags, ~(1UL << PG_mempool), __ATOMIC_ACQ_REL);
     }
     return element;
 }
@@ -235,13 +235,7 @@ int mempool_alloc_bulk(mempool_t *pool, void **elements, unsigned int n, unsigne
 
 /* Takes an element back from its owner, or says why not. */
 static bool claim(const char *function, mempool_t *pool, void *element) {
-    struct page *page = element;
-    if (!has_pages(pool))
-        return true;
-    if (!pagemill_linux_claim(function, page))
-        return false;
-    into_pool(pool, element);
-    return true;
+    return !has_pages(pool) || pagemill_linux_claim(function, element);
 }
 
 void mempool_free(void *element, mempool_t *pool) {

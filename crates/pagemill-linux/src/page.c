@@ -307,22 +307,28 @@ bool pagemill_linux_is_page(const struct page *page) {
     return at % sizeof(struct page) == 0 && at / sizeof(struct page) < pagemill_linux_table.count;
 }
 
+/* Tells the function of `pagemill_on_misuse` too, where no call of pagemill.h would. No page has an odd address: this frees nothing. */
+enum pagemill_error pagemill_linux_report(const struct page *page) {
+    return pagemill_free_page((void *)((unsigned long)page | 1));
+}
+
 /* Drops a reference of a page that has some. Returns how many are left, or -1 if it has none: then it is refused. */
 static int drop(const char *function, struct page *page, unsigned int order) {
     enum pagemill_error error;
     if (!pagemill_linux_is_page(page)) {
-        /* No page has an odd address: this reports, and frees nothing. */
-        error = pagemill_free_page((void *)((unsigned long)page | 1));
-        pagemill_linux_refused(function, page, error);
+        pagemill_linux_refused(function, page, pagemill_linux_report(page));
         return -1;
     }
     int count = page_ref_count(page);
     do {
         if (count <= 0) {
-            /* It knows whether the page is free, inside a block, or none. A page of a reserve it would take for handed out. */
-            error = PAGEMILL_ERROR_DOUBLE_FREE;
-            if (!(READ_ONCE(page->flags) >> PG_mempool & 1))
+            /* pagemill.h knows whether the page is free, inside a block, or none. A page of a reserve it would take for handed out. */
+            if (READ_ONCE(page->flags) >> PG_mempool & 1) {
+                pagemill_linux_report(page);
+                error = PAGEMILL_ERROR_DOUBLE_FREE;
+            } else {
                 error = pagemill_free_pages(page_address(page), order);
+            }
             if (error != PAGEMILL_ERROR_NONE)
                 pagemill_linux_refused(function, page, error);
             return -1;
@@ -332,13 +338,17 @@ static int drop(const char *function, struct page *page, unsigned int order) {
     return count - 1;
 }
 
-/* Takes the only reference of a page from its owner. Refused, if it has none, or others. */
+/* Takes the only reference of a page from its owner, for a mempool. Refused, if it has none, or others. The flag comes first: a page
+ * without references and without it may be freed. */
 bool pagemill_linux_claim(const char *function, struct page *page) {
     int one = 1;
-    if (pagemill_linux_is_page(page)) {
+    unsigned long flag = 1UL << PG_mempool;
+    if (pagemill_linux_is_page(page) && !(__atomic_fetch_or(&page->flags, flag, __ATOMIC_ACQ_REL) & flag)) {
         if (__atomic_compare_exchange_n(&page->_refcount.counter, &one, 0, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
             return true;
+        __atomic_fetch_and(&page->flags, ~flag, __ATOMIC_ACQ_REL);
         if (one > 1) {
+            pagemill_linux_report(page);
             pagemill_linux_refused(function, page, PAGEMILL_ERROR_MISUSE);
             return false;
         }

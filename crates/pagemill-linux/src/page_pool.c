@@ -85,8 +85,7 @@ static bool is_out(const char *function, const struct page_pool *pool, struct pa
     if (pagemill_linux_is_page(page) && page_ref_count(page) > 0 && page->pp && (!pool || page->pp == pool) &&
         page->pp_ref_count.counter > 0)
         return true;
-    /* No page has an odd address: this reports, and takes nothing. */
-    pagemill_free_page((void *)((unsigned long)page | 1));
+    pagemill_linux_report(page);
     pagemill_linux_refused(function, page, PAGEMILL_ERROR_MISUSE);
     return false;
 }
@@ -181,7 +180,6 @@ void page_pool_destroy(struct page_pool *pool) {
     came_back(pool, 1);
 }
 
-/* The pool gives pages of another node back as it finds them, by the node that it was made for. */
 void page_pool_update_nid(struct page_pool *pool, int nid) {
     pool->params.nid = nid;
 }

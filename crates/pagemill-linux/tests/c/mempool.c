@@ -13,6 +13,13 @@ static void take_all(struct list_head *rest) {
         ;
 }
 
+static int reports;
+
+static void note(const struct pagemill_misuse *report) {
+    (void)report;
+    reports++;
+}
+
 static int calls;
 static gfp_t asked[4];
 
@@ -78,7 +85,7 @@ static void pages_in_bulk_by_the_callers_function(void) {
     get_page(vector.pages[1]);
     mempool_free(vector.pages[1], &pool); /* Refused: somebody else holds it. */
     put_page(vector.pages[1]);
-    CHECK(page_count(vector.pages[1]) == 1);
+    CHECK(page_count(vector.pages[1]) == 1 && reports == 3);
     CHECK(mempool_alloc_preallocated(&pool) == vector.pages[0]);
 
     /* What is above the reserve is the caller's. */
@@ -175,6 +182,7 @@ static void elements_of_any_functions(void) {
 
 int main(void) {
     use_pages(PAGES);
+    pagemill_on_misuse(note);
     pages_in_bulk_by_the_callers_function();
     a_request_waits_until_an_element_comes_back();
     elements_of_any_functions();

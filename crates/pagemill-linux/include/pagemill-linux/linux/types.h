@@ -20,7 +20,7 @@
 #elif defined(PAGEMILL_LINUX_2023)
 #define PAGEMILL_LINUX_YEAR 2023
 #else
-#define PAGEMILL_LINUX_YEAR 2025
+#define PAGEMILL_LINUX_YEAR 2026
 #endif
 
 typedef __u8 u8;

@@ -66,7 +66,7 @@ void page_pool_put_page(struct page_pool *pool, struct page *page, unsigned int 
 void pagemill_linux_page_pool_put_bulk(struct page_pool *pool, struct page **pages, int n);
 /* The page leaves the pool for good. */
 void pagemill_linux_page_pool_release(struct page_pool *pool, struct page *page);
-/* The consumer moved to another node. */
+/* The consumer moved to another node. Pages of the pool still come from the node that it was made for. */
 void page_pool_update_nid(struct page_pool *pool, int nid);
 
 /* Adds the pool's figures to `stats`. For the consumer. */
