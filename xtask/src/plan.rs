@@ -7,7 +7,7 @@ use crate::paths;
 use crate::shell::Shell;
 use crate::tally::Tally;
 use crate::tools::{
-    self, AARCH64, CBINDGEN, CLANG, CLANG_RT, CLIPPY, DPKG, GCC, GIT, GXX, LLVM, MAKE, MANDOC, NIGHTLY, Need,
+    self, AARCH64, CBINDGEN, CLANG, CLANG_RT, CLIPPY, DPKG, GCC, GIT, GXX, JEMALLOC, LLVM, MAKE, MANDOC, NIGHTLY, Need,
     OLDEST_TOOLCHAIN, PKG_CONFIG, RUST_SRC, RUSTFMT, VALGRIND, WINDOWS, X86_64_BARE,
 };
 use crate::{binaries, builds, capi, clauses, deb, hunts, modules, papers, readme, vm};
@@ -51,7 +51,7 @@ pub(crate) struct Step {
 
 const C_AND_CXX: &[Need] = &[GCC, GXX, MAKE];
 /// With what the tests of the library for C compile, link and run programs with.
-const TESTS: &[Need] = &[GCC, GXX, MAKE, PKG_CONFIG, CLANG, CLANG_RT, VALGRIND];
+const TESTS: &[Need] = &[GCC, GXX, MAKE, PKG_CONFIG, CLANG, CLANG_RT, VALGRIND, JEMALLOC];
 const RUSTDOC: &[Need] = &[GCC, GXX, MAKE, NIGHTLY];
 const LINTS: &[Need] = &[CLIPPY, DPKG, GCC, GXX, MAKE];
 const MIRI: &[Need] = &[GCC, NIGHTLY, tools::MIRI, RUST_SRC];

@@ -32,6 +32,9 @@ pub(crate) const CLANG_RT: Need =
     Need::Deb("libclang-rt-dev", &["sh", "-c", "test -d $(clang -print-resource-dir)/lib/linux"]);
 /// Runs the examples in C, and sees each fault of their memory.
 pub(crate) const VALGRIND: Need = Need::Deb("valgrind", &["valgrind", "--version"]);
+/// Another allocator, which a C program has beside the library.
+pub(crate) const JEMALLOC: Need =
+    Need::Deb("libjemalloc2", &["sh", "-c", "test -z \"$(LD_PRELOAD=libjemalloc.so.2 true 2>&1)\""]);
 /// Says how a C program is compiled with an installed library.
 pub(crate) const PKG_CONFIG: Need = Need::Deb("pkg-config", &["pkg-config", "--version"]);
 /// Builds and installs Debian packages.

@@ -195,6 +195,18 @@ fn the_library_loads_late_beside_200_threads_and_stays() {
     compile_and_run("loads.c", &[&PREFIX.path().join("lib/libpagemill.so")]);
 }
 
+#[test]
+fn the_library_loads_late_beside_another_allocator() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(FOLDER).join("tests/c/loads.c");
+    let program = compile(COMPILERS[0], &source, "pagemill", &[], folder.path());
+    let library = PREFIX.path().join("lib/libpagemill.so");
+    let output = run(start(&program).arg(library).env("LD_PRELOAD", "libjemalloc.so.2"), "");
+    // What cannot be loaded before the program is said there, and no error.
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said, "", "this test needs jemalloc (Debian: apt-get install libjemalloc2)");
+}
+
 /// The functions that the header declares, but for those that it defines.
 fn declared() -> BTreeSet<String> {
     let header = fs::read_to_string(Path::new(FOLDER).join("include/pagemill.h")).unwrap();

@@ -1,4 +1,4 @@
-/* Loads the shared library late, in a program with 200 threads, uses it in all of them, and closes it with pages out. */
+/* Loads the shared library late, in a program with 200 threads, uses it in all of them beside malloc, and closes it with pages out. */
 #include "check.h"
 #include <dlfcn.h>
 #include <pthread.h>
@@ -18,9 +18,14 @@ static struct pagemill_allocator *allocator;
 static void *work(void *slot) {
     pthread_barrier_wait(&before);
     pthread_barrier_wait(&loaded);
+    char *own = (char *)malloc(PAGEMILL_PAGE_SIZE);
+    CHECK(own != NULL);
+    memset(own, 2, PAGEMILL_PAGE_SIZE);
     *(void **)slot = alloc_page(allocator, PAGEMILL_GFP_KERNEL);
     if (*(void **)slot)
         memset(*(void **)slot, 1, PAGEMILL_PAGE_SIZE);
+    CHECK(own[0] == 2 && own[PAGEMILL_PAGE_SIZE - 1] == 2);
+    free(own);
     pthread_barrier_wait(&used);
     return NULL;
 }
