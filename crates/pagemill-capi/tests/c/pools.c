@@ -4,6 +4,13 @@
 
 #define RESERVE 16
 
+static int reports;
+
+static void note(const struct pagemill_misuse *report) {
+    (void)report;
+    reports++;
+}
+
 static struct pagemill_mempool_statistics statistics_of(struct pagemill_mempool *pool) {
     struct pagemill_mempool_statistics statistics;
     OK(pagemill_mempool_stats(pool, &statistics));
@@ -60,8 +67,13 @@ static void a_pool_under_pressure(uint32_t order) {
     OK(pagemill_mempool_free(pool, block));
     EXPECT(PAGEMILL_ERROR_DOUBLE_FREE, pagemill_mempool_free(pool, block));
     EXPECT(PAGEMILL_ERROR_DOUBLE_FREE, pagemill_free_pages(block, order)); /* The reserve has it. */
+    pagemill_on_misuse(note);
+    int before = reports;
     EXPECT(PAGEMILL_ERROR_FOREIGN, pagemill_mempool_free(pool, &mine));
     EXPECT(PAGEMILL_ERROR_FOREIGN, pagemill_mempool_free(pool, NULL));
+    EXPECT(PAGEMILL_ERROR_DOUBLE_FREE, pagemill_mempool_free(pool, block));
+    CHECK(reports == before + 3);
+    pagemill_on_misuse(NULL);
     CHECK(statistics_of(pool).reserve == 1);
     EXPECT(PAGEMILL_ERROR_IN_USE, pagemill_mempool_destroy(pool, &n));
     CHECK(n == RESERVE - 1);
