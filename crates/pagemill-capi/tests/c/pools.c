@@ -36,9 +36,11 @@ static void a_pool_under_pressure(uint32_t order) {
     struct pagemill_list *rest = pagemill_list_create();
     struct pagemill_bulk all = pagemill_bulk_up_to((int64_t)pages, PAGEMILL_GFP_NOWAIT);
     struct pagemill_delivered delivered;
-    do
+    do {
+        /* The list of another CPU, where this thread was before, may have pages. */
+        pagemill_drain(allocator);
         OK(pagemill_alloc_pages_bulk_list(allocator, &all, rest, &delivered));
-    while (delivered.blocks > 0);
+    } while (delivered.blocks > 0);
 
     void *slots[RESERVE] = {NULL};
     char mine;
@@ -161,6 +163,16 @@ static size_t shrink(size_t pages, uint32_t gfp, void *user) {
     return freed;
 }
 
+/* A page, also of the list of another CPU, where this thread was before. */
+static void *page_without_waiting(struct pagemill_allocator *allocator) {
+    void *page = pagemill_alloc_page(allocator, PAGEMILL_GFP_NOWAIT);
+    if (page == NULL) {
+        pagemill_drain(allocator);
+        page = pagemill_alloc_page(allocator, PAGEMILL_GFP_NOWAIT);
+    }
+    return page;
+}
+
 static void a_shrinker(void) {
     struct pagemill_options options;
     struct pagemill_memory memory;
@@ -184,7 +196,7 @@ static void a_shrinker(void) {
 
     /* Down to the lowest mark: who may not wait gets nothing more, who may wait gets the cache's. */
     void *page;
-    while ((page = pagemill_alloc_page(allocator, PAGEMILL_GFP_NOWAIT)) != NULL)
+    while ((page = page_without_waiting(allocator)) != NULL)
         OK(pagemill_list_push(cache.pages, page, 0));
     CHECK(cache.calls == 0 && pagemill_list_length(cache.pages) == 512 - 40);
     page = pagemill_alloc_page(allocator, PAGEMILL_GFP_KERNEL);
@@ -195,7 +207,7 @@ static void a_shrinker(void) {
     OK(pagemill_shrinker_unregister(shrinker));
     EXPECT(PAGEMILL_ERROR_HANDLE, pagemill_shrinker_unregister(shrinker));
     OK(pagemill_shrinker_register(allocator, shrink, &cache, PAGEMILL_SHRINKER_IO, &writer));
-    while ((page = pagemill_alloc_page(allocator, PAGEMILL_GFP_NOWAIT)) != NULL)
+    while ((page = page_without_waiting(allocator)) != NULL)
         OK(pagemill_list_push(cache.pages, page, 0));
     cache.calls = 0;
     EXPECT(PAGEMILL_ERROR_BELOW_MARK, pagemill_alloc_pages(allocator, PAGEMILL_GFP_NOIO | PAGEMILL_GFP_NORETRY, 0, &page));

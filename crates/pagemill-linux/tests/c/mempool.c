@@ -9,8 +9,10 @@
 /* The allocator has nothing left. */
 static void take_all(struct list_head *rest) {
     INIT_LIST_HEAD(rest);
-    while (alloc_pages_bulk_list(GFP_NOWAIT, PAGES, rest) > 0)
-        ;
+    do
+        /* The list of another CPU, where this thread was before, may have pages. */
+        pagemill_drain(pagemill_linux_allocator());
+    while (alloc_pages_bulk_list(GFP_NOWAIT, PAGES, rest) > 0);
 }
 
 static int calls;
