@@ -1377,7 +1377,8 @@ enum pagemill_error pagemill_page_cache_open(struct pagemill_page_cache *cache,
 
 // Opens a file of the program's own functions. `*file` gets the handle, or null.
 //
-// Errors: 2xx if an argument is wrong: `backing->release` is not called then. `PAGEMILL_ERROR_IO` with the errno of `backing->len`.
+// Errors: 2xx if an argument is wrong: `backing->release` is not called then. `PAGEMILL_ERROR_IO` with the errno of `backing->len`:
+// `backing->release` was called then.
 //
 // Threads: any. Signal handlers: no.
 enum pagemill_error pagemill_page_cache_open_backing(struct pagemill_page_cache *cache,

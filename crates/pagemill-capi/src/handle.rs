@@ -39,19 +39,12 @@ impl<K: Kind> Closed<K> {
         Self(AtomicPtr::new(null_mut()))
     }
 
-    /// Puts a chain of handles on the stack.
-    fn push(&self, first: *mut Handle<K>) {
-        let mut last = first;
-        // SAFETY: handles are never freed.
-        while let next = unsafe { (*last).next.load(Relaxed) }
-            && !next.is_null()
-        {
-            last = next;
-        }
+    /// Puts a handle on the stack.
+    fn push(&self, handle: *mut Handle<K>) {
         let link = |head| {
-            // SAFETY: handles are never freed, and this chain is the thread's.
-            unsafe { (*last).next.store(head, Relaxed) };
-            Some(first)
+            // SAFETY: handles are never freed, and this one is the thread's.
+            unsafe { (*handle).next.store(head, Relaxed) };
+            Some(handle)
         };
         // Release pairs with the Acquire in `take`.
         _ = self.0.fetch_update(Release, Relaxed, link);
@@ -59,12 +52,22 @@ impl<K: Kind> Closed<K> {
 
     /// Takes one off. The whole stack is taken and the rest put back, so that no thread follows a link that another changes.
     fn take(&self) -> Option<*mut Handle<K>> {
-        // Acquire pairs with the Release in `push`.
+        // Acquire pairs with the Release in `push` and below.
         let first = self.0.swap(null_mut(), Acquire);
         // SAFETY: null, or a handle, which is never freed.
-        let rest = unsafe { first.as_ref() }?.next.swap(null_mut(), Relaxed);
-        if !rest.is_null() {
-            self.push(rest);
+        let mut rest = unsafe { first.as_ref() }?.next.swap(null_mut(), Relaxed);
+        while !rest.is_null() && self.0.compare_exchange(null_mut(), rest, Release, Relaxed).is_err() {
+            // Those that were closed meanwhile are few. They come before the rest.
+            let newer = self.0.swap(null_mut(), Acquire);
+            let mut last = newer;
+            // SAFETY: null, or handles, which are never freed; these are the thread's.
+            while let Some(handle) = unsafe { last.as_ref() } {
+                last = handle.next.load(Relaxed);
+                if last.is_null() {
+                    handle.next.store(rest, Relaxed);
+                    rest = newer;
+                }
+            }
         }
         Some(first)
     }
@@ -180,6 +183,32 @@ mod tests {
             );
             assert_eq!(close(other), Ok(1));
         }
+    }
+
+    #[test]
+    fn every_closed_handle_is_handed_out_again() {
+        struct Third;
+        handle!(Third, u32, b"testthre");
+        let open_all = || (0..100).map(|id| open::<Third>(id)).collect::<Vec<_>>();
+        let mut before = open_all();
+        before.iter().for_each(|handle| _ = handle.expose_provenance());
+        std::thread::scope(|scope| {
+            for half in before.chunks(50).map(|half| half.iter().map(|handle| handle.addr()).collect::<Vec<_>>()) {
+                scope.spawn(move || {
+                    for addr in half {
+                        // SAFETY: handles, half of them this thread's.
+                        assert!(unsafe { close(core::ptr::with_exposed_provenance_mut::<Third>(addr)) }.is_ok());
+                        // SAFETY: as above.
+                        assert!(unsafe { close(open::<Third>(0)) }.is_ok());
+                    }
+                });
+            }
+        });
+        // Threads that find the stack empty make handles of their own.
+        let mut after: Vec<_> = core::iter::repeat_with(|| open::<Third>(0)).take(400).collect();
+        before.sort_unstable();
+        after.sort_unstable();
+        assert!(before.iter().all(|handle| after.binary_search(handle).is_ok()));
     }
 
     #[test]

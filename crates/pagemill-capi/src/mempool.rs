@@ -6,7 +6,7 @@ use crate::bulk::{self, Bulk};
 use crate::error::{Error, code};
 use crate::gfp::gfp;
 use crate::handle::{self, handle};
-use crate::page::order_of;
+use crate::page::{order_of, refuse};
 use crate::sized;
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -293,7 +293,7 @@ pub unsafe extern "C" fn pagemill_mempool_free(pool: *mut Mempool, element: *mut
     let mut slot = element;
     // SAFETY: the caller passes null or a handle, and gives up the element.
     let error = unsafe { pagemill_mempool_free_bulk(pool, &raw mut slot, 1, null_mut()) };
-    if element.is_null() && error == Error::None { Error::Foreign } else { error }
+    if element.is_null() && error == Error::None { refuse(Error::Foreign, element) } else { error }
 }
 
 /// Frees the elements of an array's first n slots, in one section. Empties the slots of those that it frees, and passes over null slots. `*freed`,
@@ -351,7 +351,7 @@ impl Source {
             Self::Functions { .. } => Ok(Element::Pointer(pointer)),
             Self::Blocks { allocator, order } => {
                 if !allocator.has_memory_at(pointer.cast()) {
-                    return Err(Error::Foreign);
+                    return Err(refuse(Error::Foreign, pointer));
                 }
                 // SAFETY: the caller says so.
                 Ok(Element::Block(unsafe { Block::from_raw(pointer.cast(), *order) }?))

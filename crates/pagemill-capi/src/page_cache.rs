@@ -453,7 +453,8 @@ fn duplicate(descriptor: RawFd) -> io::Result<std::fs::File> {
 
 /// Opens a file of the program's own functions. `*file` gets the handle, or null.
 ///
-/// Errors: 2xx if an argument is wrong: `backing->release` is not called then. `PAGEMILL_ERROR_IO` with the errno of `backing->len`.
+/// Errors: 2xx if an argument is wrong: `backing->release` is not called then. `PAGEMILL_ERROR_IO` with the errno of `backing->len`:
+/// `backing->release` was called then.
 ///
 /// Threads: any. Signal handlers: no.
 #[unsafe(no_mangle)]

@@ -4,6 +4,7 @@
 //! behind. Here is what comes before: finding headers and libraries, compiling, and saying what is to be done about an error.
 
 use std::env;
+use std::ffi::c_int;
 use std::fs;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -72,11 +73,16 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<ExitCode, String> {
     let (more, parameters): (Vec<&String>, Vec<&String>) =
         args.rest.iter().partition(|word| word.ends_with(".c") && !word.contains('='));
-    let sources: Vec<&Path> =
-        std::iter::once(args.file.as_path()).chain(more.into_iter().map(|word| Path::new(word.as_str()))).collect();
-    for source in &sources {
-        fs::metadata(source).map_err(|error| format!("{}: {error}", source.display()))?;
+    let mut sources = vec![args.file.clone()];
+    sources.extend(more.into_iter().map(PathBuf::from));
+    for source in &mut sources {
+        fs::metadata(&*source).map_err(|error| format!("{}: {error}", source.display()))?;
+        if source.as_os_str().as_encoded_bytes().starts_with(b"-") {
+            // The compiler would take it for an option.
+            *source = Path::new(".").join(&*source);
+        }
     }
+    signal(SIGINT, keep_on);
     let stem = args.file.file_stem().unwrap_or_default().to_string_lossy();
     let name: String = stem.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
     let folder = tempfile::Builder::new().prefix("pagemill-kmod-").tempdir();
@@ -90,15 +96,23 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let mut command = Command::new(&program);
     command.args(args.init_on_alloc.then_some("--init-on-alloc")).arg(&name).args(parameters).stdin(Stdio::null());
     let status = command.status().map_err(|error| format!("{}: {error}", program.display()))?;
-    if let Some(signal) = status.signal() {
+    if let Some(signal) = status.signal().filter(|&signal| signal != SIGINT) {
         let next = "run it with --keep, and the program in gdb";
         eprintln!("pagemill-kmod: {name}: {} ended it; {next}", signal_name(signal));
     }
     Ok(ExitCode::from(status.code().map_or(1, |code| u8::try_from(code).unwrap_or(1))))
 }
 
+const SIGINT: c_int = 2;
+unsafe extern "C" {
+    safe fn signal(signal: c_int, handler: extern "C" fn(c_int)) -> usize;
+}
+
+/// ^C ends the compiler or the module, which do not inherit this function. Then this program removes its folder.
+extern "C" fn keep_on(_signal: c_int) {}
+
 /// Compiles and links a module.
-fn compile(sources: &[&Path], include: &[PathBuf], name: &str, program: &Path) -> Result<(), String> {
+fn compile(sources: &[PathBuf], include: &[PathBuf], name: &str, program: &Path) -> Result<(), String> {
     let prefix = prefix()?;
     let headers = prefix.join("include");
     let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());

@@ -3,6 +3,7 @@
  * An element of a pool of pages is a `struct page`. In the reserve it has no references, and the flag PG_mempool: so it cannot
  * be freed there, and cannot enter the reserve twice. */
 #include "internal.h"
+#include <limits.h>
 #include <linux/mempool.h>
 #include <linux/slab.h>
 #include <stdlib.h>
@@ -159,7 +160,8 @@ struct delivery {
 };
 
 static void place(struct delivery *to, void *element) {
-    to->missing--;
+    /* A function may bring more than it was asked for. */
+    to->missing -= to->missing > 0;
     if (!to->array) {
         to->cb(element, to->data);
         return;
@@ -180,7 +182,7 @@ static void take_out(void *element, void *user) {
 
 static bool count_holes(struct delivery *to, unsigned int n) {
     to->missing = n;
-    for (unsigned int at = 0; to->array && at < n; at++)
+    for (unsigned int at = 0; to->array && n <= INT_MAX && at < n; at++)
         to->missing -= to->array[at] != NULL;
     /* A reserve that is full does not have so many: the request could wait for ever. */
     return !WARN_ONCE(to->missing > (unsigned int)to->pool->min_nr, "a request for %u elements of a reserve of %d is refused",
@@ -235,7 +237,18 @@ int mempool_alloc_bulk(mempool_t *pool, void **elements, unsigned int n, unsigne
 
 /* Takes an element back from its owner, or says why not. */
 static bool claim(const char *function, mempool_t *pool, void *element) {
-    return !has_pages(pool) || pagemill_linux_claim(function, element);
+    struct page *page = element;
+    if (!has_pages(pool))
+        return true;
+    if (!pagemill_linux_claim(function, page))
+        return false;
+    if (pool->alloc == mempool_alloc_pages && page->compound_order != (unsigned int)(long)pool->pool_data) {
+        out_of_pool(pool, page);
+        pagemill_linux_report(page);
+        pagemill_linux_refused(function, page, PAGEMILL_ERROR_WRONG_ORDER);
+        return false;
+    }
+    return true;
 }
 
 void mempool_free(void *element, mempool_t *pool) {

@@ -13,7 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-__attribute__((weak)) int init_module(void);
+/* Of a module without a first function. The C library has a function of this name, a system call, which an undefined name would become. */
+static bool has_none;
+__attribute__((weak)) int init_module(void) {
+    has_none = true;
+    return 0;
+}
 __attribute__((weak)) void cleanup_module(void);
 extern const struct pagemill_module_param *const __start_pagemill_params[] __attribute__((weak));
 extern const struct pagemill_module_param *const __stop_pagemill_params[] __attribute__((weak));
@@ -141,15 +146,15 @@ int main(int argc, char **argv) {
     for (; at < argc; at++)
         if (!set_by(argv[at]))
             return 2;
-    if (!init_module) {
-        say("it has no first function: name one with module_init");
-        return 2;
-    }
     if (!pagemill_linux_allocator()) {
         say("the system refuses the allocator's memory");
         return 1;
     }
     int result = init_module();
+    if (has_none) {
+        say("it has no first function: name one with module_init");
+        return 2;
+    }
     pagemill_linux_end_log();
     if (result < 0)
         say("its first function failed: -%s (%s)", strerrorname_np(-result) ? strerrorname_np(-result) : "?", strerror(-result));

@@ -126,7 +126,6 @@ uint32_t pagemill_linux_flags(gfp_t gfp) {
 static void make_compound(struct page *head, unsigned int order) {
     for (unsigned long at = 1; at < 1UL << order; at++)
         head[at].compound_head = (unsigned long)head | 1;
-    head->compound_order = order;
     head->flags = 1UL << PG_head;
 }
 
@@ -144,9 +143,10 @@ void pagemill_linux_take_back(struct page *page) {
     page->private = 0;
 }
 
-static void begin(struct page *page) {
+static void begin(struct page *page, unsigned int order) {
     page->flags = 0;
     page->compound_head = 0;
+    page->compound_order = order;
     page->mapping = NULL;
     page->private = 0;
     set_page_count(page, 1);
@@ -159,7 +159,7 @@ struct page *pagemill_linux_hand_out(void *block, unsigned int order, gfp_t gfp)
         return NULL;
     }
     struct page *page = virt_to_page(block);
-    begin(page);
+    begin(page, order);
     if (order > 0 && (gfp & __GFP_COMP))
         make_compound(page, order);
     return page;
@@ -376,6 +376,7 @@ void __free_pages(struct page *page, unsigned int order) {
             pagemill_linux_refused(__func__, page, error);
             return;
         }
+        page->compound_order = 0;
         pagemill_free_run((char *)page_address(page) + PAGE_SIZE, (1UL << order) - 1, 0, NULL);
         order = 0;
     }
@@ -403,8 +404,9 @@ void split_page(struct page *page, unsigned int order) {
         pagemill_linux_refused(__func__, page, error);
         return;
     }
+    page->compound_order = 0;
     for (unsigned long at = 1; at < 1UL << order; at++)
-        begin(page + at);
+        begin(page + at, 0);
 }
 
 /* Pages without references, on their way to being freed in one call. */

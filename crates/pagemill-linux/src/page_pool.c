@@ -58,14 +58,20 @@ struct page *page_pool_alloc_pages(struct page_pool *pool, gfp_t gfp) {
     return page;
 }
 
+/* No more parts are cut from a page: the pool's own part goes as any other. */
+static void end_cut(struct page_pool *pool) {
+    struct page *page = pool->cut;
+    __atomic_store_n(&pool->cut, NULL, __ATOMIC_RELEASE);
+    if (page)
+        page_pool_put_page(pool, page, -1U, true);
+}
+
 struct page *page_pool_alloc_frag(struct page_pool *pool, unsigned int *offset, unsigned int size, gfp_t gfp) {
     unsigned int whole = (unsigned int)PAGE_SIZE << pool->params.order;
     if (WARN_ON_ONCE(size > whole))
         return NULL;
-    if (pool->cut && size > whole - pool->cut_to) {
-        page_pool_put_page(pool, pool->cut, -1U, true);
-        pool->cut = NULL;
-    }
+    if (pool->cut && size > whole - pool->cut_to)
+        end_cut(pool);
     if (!pool->cut) {
         pool->cut = page_pool_alloc_pages(pool, gfp);
         pool->cut_to = 0;
@@ -80,14 +86,29 @@ struct page *page_pool_alloc_frag(struct page_pool *pool, unsigned int *offset, 
     return pool->cut;
 }
 
-/* Whether a page is one of a pool's that is out. If not, it is refused. */
-static bool is_out(const char *function, const struct page_pool *pool, struct page *page) {
-    if (pagemill_linux_is_page(page) && page_ref_count(page) > 0 && page->pp && (!pool || page->pp == pool) &&
-        page->pp_ref_count.counter > 0)
-        return true;
+static void refuse(const char *function, struct page *page) {
     pagemill_linux_report(page);
     pagemill_linux_refused(function, page, PAGEMILL_ERROR_MISUSE);
-    return false;
+}
+
+/* The pool of a page that is out, `pool` if that is not null. Null if there is none. */
+static struct page_pool *pool_of(struct page_pool *pool, const struct page *page) {
+    if (!pagemill_linux_is_page(page) || page_ref_count(page) <= 0)
+        return NULL;
+    struct page_pool *own = READ_ONCE(page->pp);
+    return !pool || own == pool ? own : NULL;
+}
+
+/* Drops the caller's part of a page. Returns how many are left, or -1 if the caller can have none: then it is refused. */
+static long drop_part(const char *function, const struct page_pool *pool, struct page *page) {
+    long parts = pool ? __atomic_load_n(&page->pp_ref_count.counter, __ATOMIC_ACQUIRE) : 0;
+    /* Of the page that parts are cut from, the last one is the pool's. */
+    while (parts > 0 && (parts > 1 || READ_ONCE(pool->cut) != page))
+        if (__atomic_compare_exchange_n(&page->pp_ref_count.counter, &parts, parts - 1, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE))
+            return parts - 1;
+    refuse(function, page);
+    return -1;
 }
 
 static void came_back(struct page_pool *pool, long n) {
@@ -119,12 +140,15 @@ static void recycle(const char *function, struct page_pool *pool, struct page *p
 
 void page_pool_put_unrefed_page(struct page_pool *pool, struct page *page, unsigned int dma_sync_size, bool allow_direct) {
     (void)dma_sync_size;
-    recycle(__func__, pool, page, allow_direct);
+    if (pool_of(pool, page) && page->pp_ref_count.counter <= 1 && READ_ONCE(pool->cut) != page)
+        recycle(__func__, pool, page, allow_direct);
+    else
+        refuse(__func__, page);
 }
 
 void page_pool_put_page(struct page_pool *pool, struct page *page, unsigned int dma_sync_size, bool allow_direct) {
     (void)dma_sync_size;
-    if (is_out(__func__, pool, page) && page_pool_unref_page(page, 1) == 0)
+    if (drop_part(__func__, pool_of(pool, page), page) == 0)
         recycle(__func__, pool, page, allow_direct);
 }
 
@@ -135,13 +159,12 @@ void pagemill_linux_page_pool_put_bulk(struct page_pool *pool, struct page **pag
         struct page_pool *own = NULL;
         for (; at < n && put < 64; at++) {
             struct page *page = pages[at];
-            if (!is_out(__func__, pool, page))
-                continue;
-            if (own && page->pp != own)
+            struct page_pool *is = pool_of(pool, page);
+            if (own && is && is != own)
                 break;
-            own = page->pp;
-            if (page_pool_unref_page(page, 1) != 0)
+            if (drop_part(__func__, is, page) != 0)
                 continue;
+            own = is;
             if (page_ref_count(page) != 1) {
                 recycle(__func__, own, page, false);
                 continue;
@@ -159,7 +182,9 @@ void pagemill_linux_page_pool_put_bulk(struct page_pool *pool, struct page **pag
 }
 
 void pagemill_linux_page_pool_release(struct page_pool *pool, struct page *page) {
-    enum pagemill_error error = pagemill_page_pool_release_page(pool->pages, page_address(page));
+    enum pagemill_error error = PAGEMILL_ERROR_MISUSE;
+    if (READ_ONCE(pool->cut) != page)
+        error = pagemill_page_pool_release_page(pool->pages, page_address(page));
     if (error != PAGEMILL_ERROR_NONE) {
         pagemill_linux_refused(__func__, page, error);
         return;
@@ -172,9 +197,7 @@ void pagemill_linux_page_pool_release(struct page_pool *pool, struct page *page)
 void page_pool_destroy(struct page_pool *pool) {
     if (!pool)
         return;
-    if (pool->cut)
-        page_pool_put_page(pool, pool->cut, -1U, true);
-    pool->cut = NULL;
+    end_cut(pool);
     __atomic_store_n(&pool->has_ended, true, __ATOMIC_RELEASE);
     pool->is_closed = pagemill_page_pool_destroy(pool->pages, NULL) == PAGEMILL_ERROR_NONE;
     came_back(pool, 1);

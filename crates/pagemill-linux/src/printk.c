@@ -45,8 +45,10 @@ int vprintk(const char *format, va_list arguments) {
     /* The C library does not know the kernel's own formats. */
     char known[1024];
     size_t to = 0;
+    bool is_begun = false;
     for (const char *at = format; *at && to < sizeof known - 1; at++) {
-        bool is_pointer = at > format && at[-1] == '%' && at[0] == 'p';
+        bool is_pointer = is_begun && at[0] == 'p';
+        is_begun = at[0] == '%' && !is_begun;
         known[to++] = is_pointer && at[1] == 'e' ? 'Y' : *at;
         if (is_pointer && at[1] && strchr("exK", at[1]))
             at++;

@@ -2,9 +2,11 @@
 //!
 //! The kernel's own modules are run by the step `modules` of `cargo xtask test`, which fetches them.
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 use super::{FOLDER, PREFIX};
@@ -187,4 +189,38 @@ fn the_program_installs_beside_itself_in_the_tree_that_it_was_built_in() {
     let ran = Command::new(&copy).arg(module("init_fails.c")).output().unwrap();
     let said = String::from_utf8(ran.stderr).unwrap();
     assert!(ran.status.code() == Some(2) && said.contains("run `cargo xtask install --prefix DIR`"), "{said}");
+}
+
+#[test]
+fn a_module_without_a_first_function_is_told_so() {
+    let (code, _, said) = kmod(|command| command.arg(module("no_first.c")));
+    assert_eq!(
+        (code, said.as_str()),
+        (2, "pagemill-kmod: no_first: it has no first function: name one with module_init\n")
+    );
+}
+
+#[test]
+fn a_file_whose_name_begins_with_a_dash_is_compiled() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(module("init_fails.c"), folder.path().join("-odd.c")).unwrap();
+    let (code, _, said) = kmod(|command| command.current_dir(folder.path()).args(["--", "-odd.c"]));
+    assert_eq!(code, 1);
+    assert_eq!(said, "pagemill-kmod: _odd: its first function failed: -ENODEV (No such device)\n");
+}
+
+#[test]
+fn an_interrupt_ends_a_module_and_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(&*PROGRAM);
+    command.arg(module("waits.c")).env("TMPDIR", folder.path()).process_group(0);
+    let mut running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(running.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.ends_with("] it has begun, at 0%percent\n"), "{line}");
+    let group = format!("-{}", running.id());
+    assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+    let ran = running.wait_with_output().unwrap();
+    assert_eq!((ran.status.code(), String::from_utf8(ran.stderr).unwrap()), (Some(1), String::new()));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }

@@ -150,6 +150,14 @@ static void what_cannot_be_opened(struct pagemill_allocator *allocator) {
     EXPECT(PAGEMILL_ERROR_INVALID, pagemill_page_cache_open_path(cache, path, PAGEMILL_FILE_CREATE | PAGEMILL_FILE_READ_ONLY, &file));
     EXPECT(PAGEMILL_ERROR_INVALID, pagemill_page_cache_open_path(cache, path, 8, &file));
     EXPECT(PAGEMILL_ERROR_ARGUMENT, pagemill_page_cache_open_path(cache, NULL, 0, &file));
+    EXPECT(PAGEMILL_ERROR_INVALID, pagemill_page_cache_open_path(cache, "/tmp", 0, &file));
+    EXPECT(PAGEMILL_ERROR_INVALID, pagemill_page_cache_open_path(cache, "/dev/null", 0, &file));
+    /* A pipe that nobody writes to is not waited for. */
+    OK(mkfifo(path, 0600));
+    alarm(60);
+    EXPECT(PAGEMILL_ERROR_INVALID, pagemill_page_cache_open_path(cache, path, PAGEMILL_FILE_READ_ONLY, &file));
+    alarm(0);
+    OK(unlink(path));
     EXPECT(PAGEMILL_ERROR_IO, pagemill_page_cache_open(cache, -1, &file));
     CHECK(errno == EBADF);
     EXPECT(PAGEMILL_ERROR_IO, pagemill_page_cache_open(cache, 12345, &file));

@@ -4,6 +4,13 @@
 
 #define RESERVE 16
 
+static int reports;
+
+static void note(const struct pagemill_misuse *report) {
+    (void)report;
+    reports++;
+}
+
 static struct pagemill_mempool_statistics statistics_of(struct pagemill_mempool *pool) {
     struct pagemill_mempool_statistics statistics;
     OK(pagemill_mempool_stats(pool, &statistics));
@@ -29,9 +36,11 @@ static void a_pool_under_pressure(uint32_t order) {
     struct pagemill_list *rest = pagemill_list_create();
     struct pagemill_bulk all = pagemill_bulk_up_to((int64_t)pages, PAGEMILL_GFP_NOWAIT);
     struct pagemill_delivered delivered;
-    do
+    do {
+        /* The list of another CPU, where this thread was before, may have pages. */
+        pagemill_drain(allocator);
         OK(pagemill_alloc_pages_bulk_list(allocator, &all, rest, &delivered));
-    while (delivered.blocks > 0);
+    } while (delivered.blocks > 0);
 
     void *slots[RESERVE] = {NULL};
     char mine;
@@ -60,8 +69,13 @@ static void a_pool_under_pressure(uint32_t order) {
     OK(pagemill_mempool_free(pool, block));
     EXPECT(PAGEMILL_ERROR_DOUBLE_FREE, pagemill_mempool_free(pool, block));
     EXPECT(PAGEMILL_ERROR_DOUBLE_FREE, pagemill_free_pages(block, order)); /* The reserve has it. */
+    pagemill_on_misuse(note);
+    int before = reports;
     EXPECT(PAGEMILL_ERROR_FOREIGN, pagemill_mempool_free(pool, &mine));
     EXPECT(PAGEMILL_ERROR_FOREIGN, pagemill_mempool_free(pool, NULL));
+    EXPECT(PAGEMILL_ERROR_DOUBLE_FREE, pagemill_mempool_free(pool, block));
+    CHECK(reports == before + 3);
+    pagemill_on_misuse(NULL);
     CHECK(statistics_of(pool).reserve == 1);
     EXPECT(PAGEMILL_ERROR_IN_USE, pagemill_mempool_destroy(pool, &n));
     CHECK(n == RESERVE - 1);
@@ -149,6 +163,16 @@ static size_t shrink(size_t pages, uint32_t gfp, void *user) {
     return freed;
 }
 
+/* A page, also of the list of another CPU, where this thread was before. */
+static void *page_without_waiting(struct pagemill_allocator *allocator) {
+    void *page = pagemill_alloc_page(allocator, PAGEMILL_GFP_NOWAIT);
+    if (page == NULL) {
+        pagemill_drain(allocator);
+        page = pagemill_alloc_page(allocator, PAGEMILL_GFP_NOWAIT);
+    }
+    return page;
+}
+
 static void a_shrinker(void) {
     struct pagemill_options options;
     struct pagemill_memory memory;
@@ -172,7 +196,7 @@ static void a_shrinker(void) {
 
     /* Down to the lowest mark: who may not wait gets nothing more, who may wait gets the cache's. */
     void *page;
-    while ((page = pagemill_alloc_page(allocator, PAGEMILL_GFP_NOWAIT)) != NULL)
+    while ((page = page_without_waiting(allocator)) != NULL)
         OK(pagemill_list_push(cache.pages, page, 0));
     CHECK(cache.calls == 0 && pagemill_list_length(cache.pages) == 512 - 40);
     page = pagemill_alloc_page(allocator, PAGEMILL_GFP_KERNEL);
@@ -183,7 +207,7 @@ static void a_shrinker(void) {
     OK(pagemill_shrinker_unregister(shrinker));
     EXPECT(PAGEMILL_ERROR_HANDLE, pagemill_shrinker_unregister(shrinker));
     OK(pagemill_shrinker_register(allocator, shrink, &cache, PAGEMILL_SHRINKER_IO, &writer));
-    while ((page = pagemill_alloc_page(allocator, PAGEMILL_GFP_NOWAIT)) != NULL)
+    while ((page = page_without_waiting(allocator)) != NULL)
         OK(pagemill_list_push(cache.pages, page, 0));
     cache.calls = 0;
     EXPECT(PAGEMILL_ERROR_BELOW_MARK, pagemill_alloc_pages(allocator, PAGEMILL_GFP_NOIO | PAGEMILL_GFP_NORETRY, 0, &page));

@@ -9,8 +9,10 @@
 /* The allocator has nothing left. */
 static void take_all(struct list_head *rest) {
     INIT_LIST_HEAD(rest);
-    while (alloc_pages_bulk_list(GFP_NOWAIT, PAGES, rest) > 0)
-        ;
+    do
+        /* The list of another CPU, where this thread was before, may have pages. */
+        pagemill_drain(pagemill_linux_allocator());
+    while (alloc_pages_bulk_list(GFP_NOWAIT, PAGES, rest) > 0);
 }
 
 static int reports;
@@ -180,11 +182,53 @@ static void elements_of_any_functions(void) {
     mempool_destroy(pool);
 }
 
+/* Brings more pages than it is asked for, and says that there were none. */
+static unsigned int bring_more(gfp_t gfp, unsigned int n, void *pool_data, struct page **array,
+                               void (*cb)(struct page *page, void *data), void *data) {
+    (void)pool_data;
+    for (unsigned int at = 0; array && at < n; at++)
+        array[at] = array[at] ? array[at] : alloc_page(gfp);
+    for (unsigned int at = 0; !array && at < n + 2; at++)
+        cb(alloc_page(gfp), data);
+    return 0;
+}
+
+static void free_it(void *page, void *pool_data) {
+    (void)pool_data;
+    __free_page(page);
+}
+
+static void take_next(struct page *page, void *next) { *(*(struct page ***)next)++ = page; }
+
+static void what_callers_get_wrong(void) {
+    mempool_t *pool = mempool_create_pages_bulk(4, bring_more, free_it, NULL);
+    struct page *pages[6] = {NULL}, **next = pages;
+    CHECK(pool && mempool_alloc_pages_bulk_cb(pool, GFP_NOWAIT, 4, take_next, &next) && next == pages + 6);
+    /* A negative number: the array is not read. */
+    CHECK(!mempool_alloc_pages_bulk_array(pool, GFP_KERNEL, (unsigned int)-1, pages));
+    for (int at = 0; at < 6; at++)
+        __free_page(pages[at]);
+    mempool_destroy(pool);
+
+    /* A page of another pool, and of another order. */
+    mempool_t *single = mempool_create_page_pool(2, 0), *blocks = mempool_create_page_pool(2, 1);
+    struct page *page = mempool_alloc_preallocated(single), *block = mempool_alloc_preallocated(blocks);
+    mempool_free(page, blocks);
+    mempool_free(block, single);
+    CHECK(page_count(page) == 1 && page_count(block) == 1);
+    mempool_free(page, single);
+    mempool_free(block, blocks);
+    mempool_destroy(single);
+    mempool_destroy(blocks);
+    settled(0);
+}
+
 int main(void) {
     use_pages(PAGES);
     pagemill_on_misuse(note);
     pages_in_bulk_by_the_callers_function();
     a_request_waits_until_an_element_comes_back();
+    what_callers_get_wrong();
     elements_of_any_functions();
     return 0;
 }

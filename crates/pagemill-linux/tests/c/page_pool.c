@@ -123,11 +123,44 @@ static void parts_of_pages(void) {
     settled(0);
 }
 
+static void what_goes_back_too_often(void) {
+    struct page_pool *pool = pool_of(0, 0), *other = pool_of(0, 0);
+    unsigned int offset;
+    struct page *page = page_pool_alloc_frag(pool, &offset, 1000, GFP_KERNEL);
+    CHECK(page && page_pool_alloc_frag(pool, &offset, 1000, GFP_KERNEL) == page);
+    page_pool_put_full_page(pool, page, false);
+    page_pool_put_full_page(pool, page, false);
+    /* The pool itself cuts further parts: it has the last one. */
+    int before = reports;
+    page_pool_put_full_page(pool, page, false);
+    page_pool_put_unrefed_page(pool, page, -1U, false);
+    netmem_ref memory = page_to_netmem(page);
+    page_pool_put_netmem_bulk(&memory, 1);
+    CHECK(reports == before + 3 && page_count(page) == 1 && page_pool_inflight(pool, true) == 1);
+    pagemill_linux_page_pool_release(pool, page);
+    CHECK(page->pp == pool && page_pool_alloc_frag(pool, &offset, 1000, GFP_KERNEL) == page && offset == 2048);
+    page_pool_put_full_page(pool, page, false);
+
+    /* Nobody has a part of these: what is not this pool's stays as it is. */
+    struct page *ordinary = alloc_page(GFP_KERNEL), *others = page_pool_dev_alloc_pages(other);
+    before = reports;
+    page_pool_put_unrefed_page(pool, ordinary, -1U, false);
+    page_pool_put_unrefed_page(pool, others, -1U, false);
+    CHECK(reports == before + 2 && page_count(ordinary) == 1 && page_count(others) == 1 && others->pp == other);
+    __free_page(ordinary);
+    CHECK(page_pool_unref_page(others, 1) == 0);
+    page_pool_put_unrefed_page(other, others, -1U, false);
+    page_pool_destroy(other);
+    page_pool_destroy(pool);
+    settled(0);
+}
+
 int main(void) {
     use_pages(2048);
     pagemill_on_misuse(note);
     pages_circulate();
     parts_of_pages();
+    what_goes_back_too_often();
     struct page_pool_params params;
     memset(&params, 0, sizeof params);
     params.pool_size = 40000;

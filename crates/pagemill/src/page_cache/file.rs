@@ -303,6 +303,10 @@ impl CachedFile {
         // SAFETY: `this` is not dropped, and each field is taken once; the other fields need no drop.
         let (cached, _reader) = unsafe { (core::ptr::read(&this.cached), core::ptr::read(&this.reader)) };
         let ended = leave(&cached);
+        if cached.shared.stamp.is_inherited() {
+            // A thread of the parent's may have held the lock of the errors.
+            return ended;
+        }
         match cached.file.error_since(&this.seen) {
             Some(error) => ended.and(Err(again(&error))),
             None => ended,
@@ -340,5 +344,38 @@ impl fmt::Debug for CachedFile {
             self.len(),
             self.cached.file.index.len()
         )
+    }
+}
+
+#[cfg(all(test, not(any(miri, loom, shuttle))))]
+mod tests {
+    use crate::{Allocator, FileBacking, PageCache};
+
+    #[test]
+    fn a_forked_child_closes_a_file_whose_lock_another_thread_held() {
+        let path = std::env::temp_dir().join(format!("pagemill-fork-{}", std::process::id()));
+        let cache = PageCache::builder(&Allocator::builder().pages(64).build().unwrap()).build();
+        let file = cache.open(FileBacking::options().create(true).open(&path).unwrap()).unwrap();
+        let (opener, held) = (file.reopen(), file.cached.file.clone());
+        let errors = held.hold_errors();
+        // SAFETY: the child closes a file, and ends without running anything else.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: ends a child that waits for ever.
+                unsafe { libc::alarm(60) };
+                let closed = opener.close();
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(closed.is_err())) }
+            }
+            child => {
+                let mut status = 0;
+                // SAFETY: waits for this one child.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(status, 0);
+            }
+        }
+        drop(errors);
+        file.close().unwrap();
+        std::fs::remove_file(path).unwrap();
     }
 }

@@ -6,7 +6,7 @@
 //! by [`Files::direct`]; a request that is whole blocks only at its beginning is short.
 //!
 //! One call to `fdatasync` serves both: what it makes durable belongs to the file, not to the descriptor.
-use super::files::{Files, failed};
+use super::files::{Files, check, failed};
 use super::{Backing, ReadTransfer, WriteTransfer};
 use pagemill_os::Errno;
 use pagemill_os::file::{self, DirectAlign};
@@ -97,6 +97,10 @@ impl FileOptions {
         let path = path.as_ref();
         if self.read_only && self.create {
             return Err(invalid("a file cannot be created to be read only: choose one"));
+        }
+        // Opening a pipe waits for its other end.
+        if let Ok(found) = path.metadata() {
+            check(found.file_type())?;
         }
         let mut options = OpenOptions::new();
         options.read(true).write(!self.read_only).create(self.create);

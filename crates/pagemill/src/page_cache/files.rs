@@ -1,7 +1,7 @@
 //! The descriptors of a file: one through the system's cache, and one past it for whole blocks.
 use pagemill_os::Errno;
 use pagemill_os::file::{self, DirectAlign, SLICES_MAX};
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
@@ -15,12 +15,18 @@ pub(super) struct Files {
     pub(super) is_device: bool,
 }
 
+/// Refuses what cannot be cached.
+pub(super) fn check(kind: FileType) -> io::Result<()> {
+    match kind.is_file() || kind.is_block_device() {
+        true => Ok(()),
+        false => Err(io::Error::new(ErrorKind::InvalidInput, "only a regular file or a block device can be cached")),
+    }
+}
+
 impl Files {
     pub(super) fn new(buffered: File, direct: Option<(File, DirectAlign)>, is_read_only: bool) -> io::Result<Self> {
         let kind = buffered.metadata()?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "only a regular file or a block device can be cached"));
-        }
+        check(kind)?;
         Ok(Self { buffered, direct, is_read_only, is_device: kind.is_block_device() })
     }
 

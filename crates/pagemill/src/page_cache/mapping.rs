@@ -170,6 +170,12 @@ impl Mapping {
         errors.last.clone().filter(|_| is_news)
     }
 
+    /// Takes the lock of the errors.
+    #[cfg(test)]
+    pub(super) fn hold_errors(&self) -> MutexGuard<'_, impl Sized> {
+        lock(&self.errors)
+    }
+
     pub(super) fn read_failed(&self, error: io::Error) {
         *lock(&self.read_error) = Some(Arc::new(error));
     }

@@ -62,7 +62,7 @@ int mempool_alloc_bulk(mempool_t *pool, void **elements, unsigned int n, unsigne
 /* Puts elements into the reserve, from the first on, and empties their slots. Returns how many: the rest is the caller's to free. */
 unsigned int mempool_free_bulk(mempool_t *pool, void **elements, unsigned int n);
 
-/* Blocks of 2^pool_data pages. */
+/* Blocks of 2^pool_data pages. Such a pool refuses blocks of another order. */
 void *mempool_alloc_pages(gfp_t gfp, void *pool_data);
 void mempool_free_pages(void *element, void *pool_data);
 #define mempool_init_page_pool(pool, min_nr, order) \

@@ -29,7 +29,7 @@ struct page {
         atomic_long_t pp_ref_count;
     };
     atomic_t _refcount;
-    /* Of the first page of a compound page. */
+    /* Of the first page of a block, compound or not. */
     unsigned int compound_order;
 };
 
