@@ -189,7 +189,7 @@ mod tests {
     fn every_closed_handle_is_handed_out_again() {
         struct Third;
         handle!(Third, u32, b"testthre");
-        let open_all = || (0..100).map(|id| open::<Third>(id)).collect::<Vec<_>>();
+        let open_all = || (0..100).map(open::<Third>).collect::<Vec<_>>();
         let mut before = open_all();
         before.iter().for_each(|handle| _ = handle.expose_provenance());
         std::thread::scope(|scope| {
