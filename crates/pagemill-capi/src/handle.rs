@@ -189,8 +189,7 @@ mod tests {
     fn every_closed_handle_is_handed_out_again() {
         struct Third;
         handle!(Third, u32, b"testthre");
-        let open_all = || (0..100).map(open::<Third>).collect::<Vec<_>>();
-        let mut before = open_all();
+        let mut before: Vec<_> = (0..100).map(open::<Third>).collect();
         before.iter().for_each(|handle| _ = handle.expose_provenance());
         std::thread::scope(|scope| {
             for half in before.chunks(50).map(|half| half.iter().map(|handle| handle.addr()).collect::<Vec<_>>()) {
