@@ -106,6 +106,102 @@ fn flushed_data_survives_kill_9() {
     }
 }
 
+/// What common clients do for their users, one after the other on the same volume: `nbdcopy` on four connections,
+/// `qemu-img`, `qemu-io`, and `nbdsh` as `python3 -m nbd`.
+#[test]
+fn common_clients_copy_convert_compare_and_check() {
+    let asked = [&["nbdcopy"][..], &["qemu-img"], &["qemu-io"], &NBDSH];
+    for program in asked {
+        let mut command = Command::new(program[0]);
+        let is_here = command.args(&program[1..]).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if !is_here.is_ok_and(|status| status.success()) {
+            return eprintln!("skipped: {program:?} is not installed");
+        }
+    }
+    let noise: Vec<u8> = (0..8 * BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let reversed: Vec<u8> = noise.iter().rev().copied().collect();
+    for io in ["auto", "plain"] {
+        let folder = folder_with("48M");
+        folder.file("raw", &noise);
+        folder.file("reversed", &reversed);
+        let _server = serve(&folder, &format!("--io {io} --threads 3"));
+        let uri = uri(&folder);
+        let run = |words: &[&str]| {
+            let ran = folder.run(Command::new(words[0]).args(&words[1..]));
+            assert_eq!(ran.code, Some(0), "--io {io}: {words:?}: {}{}", ran.stdout, ran.stderr);
+            ran.stdout
+        };
+        run(&["nbdcopy", "--connections=4", "--flush", "raw", &uri]);
+        run(&["nbdcopy", "--connections=4", &uri, "back"]);
+        assert!(fs::read(folder.path("back")).unwrap() == noise, "--io {io}: nbdcopy");
+
+        let compare = ["qemu-img", "compare", "-f", "raw", "-F", "raw"];
+        run(&[&compare[..], &["raw", &uri]].concat());
+        run(&["qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-m", "8", "-W", &uri, "copy.qcow2"]);
+        run(&["qemu-img", "compare", "-f", "raw", "-F", "qcow2", "raw", "copy.qcow2"]);
+        run(&["qemu-img", "convert", "-n", "-W", "-m", "8", "-f", "raw", "-O", "raw", "reversed", &uri]);
+        run(&[&compare[..], &["reversed", &uri]].concat());
+        let other = folder.run(Command::new(compare[0]).args(&compare[1..]).args(["raw", &uri]));
+        assert_eq!(other.code, Some(1), "--io {io}: {}", other.stdout);
+
+        // A read with -P says "Pattern verification failed" if it finds something else.
+        let commands = [
+            "write -P 0xa5 1M 3M",
+            "aio_write -P 0x11 1536 64k",
+            "aio_write -f -P 0x22 5M 512k",
+            "aio_flush",
+            "write -z 2M 64k",
+            "writev -P 0x33 7M 4k 512 12k 64k",
+            "flush",
+            "read -P 0xa5 1M 1M",
+            "read -P 0 2M 64k",
+            "read -P 0xa5 2162688 2031616",
+            "aio_read -P 0x11 1536 64k",
+            "aio_read -P 0x22 5M 512k",
+            "readv -P 0x33 7M 64k 12k 4k 512",
+            "aio_flush",
+        ];
+        let commands: Vec<_> = commands.iter().flat_map(|command| ["-c", command]).collect();
+        let checked = run(&[&["qemu-io", "-f", "raw"], &commands[..], &[&uri]].concat());
+        assert!(checked.contains("read 65536/65536 bytes") && !checked.contains("failed"), "--io {io}: {checked}");
+        run(&[&NBDSH[..], &["--uri", &uri, "--command", MANY_AT_ONCE]].concat());
+    }
+}
+
+const NBDSH: [&str; 3] = ["/usr/bin/python3", "-m", "nbd"];
+
+/// 200 writes at once, some of them durable, and then as many reads, compared with a model.
+const MANY_AT_ONCE: &str = "
+import random
+assert h.can_flush() and h.can_fua() and h.can_multi_conn()
+numbers = random.Random(7)
+model = bytearray(h.pread(1 << 20, 0))
+pieces = {4096 * place: numbers.randbytes(4096) for place in numbers.sample(range(256), 200)}
+
+def wait(cookies):
+    while cookies:
+        h.poll(-1)
+        cookies = [cookie for cookie in cookies if not h.aio_command_completed(cookie)]
+
+def durable(at):
+    return nbd.CMD_FLAG_FUA if at % 7 == 0 else 0
+
+buffers = {at: nbd.Buffer.from_bytearray(bytearray(piece)) for at, piece in pieces.items()}
+wait([h.aio_pwrite(buffer, at, flags=durable(at)) for at, buffer in buffers.items()])
+h.flush()
+for at, piece in pieces.items():
+    model[at : at + 4096] = piece
+read = {at: nbd.Buffer(4096) for at in pieces}
+wait([h.aio_pread(buffer, at) for at, buffer in read.items()])
+assert all(buffer.to_bytearray() == pieces[at] for at, buffer in read.items())
+assert h.pread(1 << 20, 0) == model
+try:
+    h.pread(4096, h.get_size())
+    raise SystemExit('a read beyond the end was answered')
+except nbd.Error as error:
+    assert error.errno in ('EINVAL', 'ENOSPC'), error.errno
+";
+
 /// The help's example, in a folder with a volume and its key.
 #[test]
 fn the_example_in_its_help_runs() {

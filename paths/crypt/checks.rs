@@ -8,7 +8,7 @@ pub(super) const CHECKS: Path = Path {
     package: "pagemill-crypt",
     wants: &[
         CRYPTSETUP,
-        // Writes and reads LUKS1 volumes.
+        // `qemu-img` and `qemu-io`; writes and reads LUKS1 volumes.
         Need::Deb("qemu-utils", &["qemu-img", "--version"]),
         // `nbdinfo` and `nbdcopy`.
         Need::Deb("libnbd-bin", &["nbdcopy", "--version"]),
