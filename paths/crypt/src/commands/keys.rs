@@ -1,9 +1,10 @@
 //! `pagemill crypt test-passphrase`, `add-key`, `remove-key`.
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::hold::{HeaderFile, open_header};
+use super::hold::{HeaderFile, open_claimed};
 use super::passphrase::{NewSecretArgs, SecretArgs};
 use super::{KdfArgs, LimitArgs, Said, faults, json_line, shown};
 use crate::luks::first_that_opens;
@@ -38,8 +39,8 @@ impl HeaderArgs {
 
     /// Errors come before the user has to type a passphrase.
     fn open(&self, may_write: bool) -> Result<(HeaderFile, Luks), Error> {
-        let file = open_header(self.file(), may_write)?;
-        let luks = Luks::read(&*file)?;
+        let file = HeaderFile::open(self.file(), may_write)?;
+        let luks = file.read()?;
         if may_write {
             luks.check_changeable()?;
         }
@@ -123,45 +124,98 @@ fn try_test(args: &TestArgs) -> Result<Said, Error> {
     let HeaderArgs { image, secret, limits, .. } = &args.header;
     let (file, luks) = args.header.open(false)?;
     luks.check_openers()?;
-    let (number, _) = luks.unlock(&*file, &secret.get(&shown(image))?, args.slot, &limits.limits())?;
+    let passphrase = secret.get(&shown(image))?;
+    let luks = file.read()?;
+    let (number, _) = luks.unlock(&file, &passphrase, args.slot, &limits.limits())?;
     Ok(args.header.said(number, &format!("keyslot {number} opens"), faults(&luks, args.header.file())))
+}
+
+/// Changes the header. `prepare` does what takes long, without the lock: it checks passphrases and derives keys. `write`
+/// then writes the change under the lock. If another program has changed the header in between, both begin again; so
+/// nothing is written on the strength of a passphrase that was removed meanwhile, and no change of another is lost.
+fn change<P, T>(
+    file: &HeaderFile,
+    mut prepare: impl FnMut(&Luks) -> Result<P, Error>,
+    mut write: impl FnMut(&mut Luks, &File, &P) -> Result<T, Error>,
+) -> Result<T, Error> {
+    loop {
+        let before = file.read()?;
+        before.check_changeable()?;
+        let prepared = prepare(&before)?;
+        let written = file.locked(true, |store| {
+            let mut now = Luks::read(store)?;
+            if now.is_same(&before) { write(&mut now, store, &prepared).map(Some) } else { Ok(None) }
+        })?;
+        if let Some(written) = written {
+            return Ok(written);
+        }
+    }
 }
 
 fn try_add(args: &AddArgs) -> Result<Said, Error> {
     let HeaderArgs { image, secret, limits, .. } = &args.header;
-    let (file, mut luks) = args.header.open(true)?;
+    let (file, luks) = args.header.open(true)?;
     let choice = args.kdf.choice(luks.default_kdf())?;
     let warnings = mended(&luks, args.header.file());
     luks.check_openers()?;
-    let (_, key) = luks.unlock(&*file, &secret.get(&shown(image))?, None, &limits.limits())?;
-    let new = SecretArgs::from(args.new.clone()).get_new(&shown(image))?;
-    let number = luks.add_key(&*file, &key, &new, &choice, args.slot)?;
+    let (passphrase, mut new) = (secret.get(&shown(image))?, None);
+    let prepare = |luks: &Luks| {
+        let (_, key) = luks.unlock(&file, &passphrase, None, &limits.limits())?;
+        // A wrong passphrase is refused before the new one has to be typed.
+        let new = match new.take() {
+            Some(typed) => new.insert(typed),
+            None => new.insert(SecretArgs::from(args.new.clone()).get_new(&shown(image))?),
+        };
+        let slot = luks.derive_slot(&key, new, &choice)?;
+        Ok((key, slot))
+    };
+    let number = change(&file, prepare, |luks, store, (key, slot)| luks.add_slot(store, key, slot, args.slot))?;
     Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}"), warnings))
 }
 
 fn try_remove(args: &RemoveArgs) -> Result<Said, Error> {
     let HeaderArgs { image, secret, limits, .. } = &args.header;
-    let (file, mut luks) = args.header.open(true)?;
+    let (file, luks) = args.header.open(true)?;
     let warnings = mended(&luks, args.header.file());
-    let number = match args.slot {
+    let is_last = |luks: &Luks, number| luks.openers() == [number];
+    let passphrase = match args.slot {
         // To give the volume up, no passphrase is needed.
-        Some(number) if args.last && luks.openers() == [number] => number,
-        Some(number) if luks.openers() == [number] => return Err(Error::LastKeyslot(number)),
+        Some(number) if args.last && is_last(&luks, number) => None,
+        Some(number) if is_last(&luks, number) => return Err(Error::LastKeyslot(number)),
         Some(number) => {
             luks.check_slot(number)?;
-            let passphrase = secret.get(&format!("{}, of another keyslot than {number}", shown(image)))?;
-            let others = luks.openers().into_iter().filter(|&other| other != number);
-            first_that_opens(others, |other| match luks.unlock(&*file, &passphrase, Some(other), &limits.limits()) {
-                Ok((_, key)) => Ok(Some(key)),
-                Err(Error::WrongPassphrase { .. }) => Ok(None),
-                Err(error) => Err(error),
-            })
-            .map_err(|error| error.of_passphrase(&passphrase))?;
-            number
+            Some(secret.get(&format!("{}, of another keyslot than {number}", shown(image)))?)
         }
-        None => luks.unlock(&*file, &secret.get(&shown(image))?, None, &limits.limits())?.0,
+        None => Some(secret.get(&shown(image))?),
     };
-    luks.remove_key(&*file, number, args.last)?;
+    let prepare = |luks: &Luks| {
+        let number = match (args.slot, &passphrase) {
+            (Some(number), _) if is_last(luks, number) => number,
+            (Some(number), Some(passphrase)) => {
+                luks.check_slot(number)?;
+                let others = luks.openers().into_iter().filter(|&other| other != number);
+                first_that_opens(others, |other| match luks.unlock(&file, passphrase, Some(other), &limits.limits()) {
+                    Ok((_, key)) => Ok(Some(key)),
+                    Err(Error::WrongPassphrase { .. }) => Ok(None),
+                    Err(error) => Err(error),
+                })
+                .map_err(|error| error.of_passphrase(passphrase))?;
+                number
+            }
+            (Some(number), None) => {
+                let why = format!("keyslot {number} is the last one no more: another was added meanwhile");
+                return Err(Error::Request(why));
+            }
+            (None, passphrase) => {
+                luks.unlock(&file, passphrase.as_deref().unwrap_or_default(), None, &limits.limits())?.0
+            }
+        };
+        // Without a keyslot a server's data is lost when the server ends.
+        let claim = (args.last && is_last(luks, number)).then(|| open_claimed(image, true)).transpose()?;
+        Ok((number, claim))
+    };
+    let number =
+        change(&file, prepare, |luks, store, &(number, _)| luks.remove_key(store, number, args.last).map(|()| number))?;
     Ok(args.header.said(number, &format!("keyslot {number} is wiped"), warnings))
 }
 
