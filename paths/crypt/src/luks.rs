@@ -250,7 +250,42 @@ impl Luks {
         }
         match self {
             Self::V1(header) => header.remove(store, number),
-            Self::V2(header) => header.remove(store, number),
+            Self::V2(header) => header.remove(store, number, None),
+        }
+    }
+
+    /// Puts `passphrase` in the place of the one that opens keyslot `number`, for the volume key that [`Luks::unlock`]
+    /// returned. Returns the keyslot's number, which stays the same in LUKS2. At every moment one of the two opens the
+    /// volume.
+    ///
+    /// # Errors
+    /// As for [`Luks::add_key`] and [`Luks::remove_key`]: a free keyslot is needed meanwhile.
+    pub fn change_key(
+        &mut self,
+        store: &dyn Store,
+        key: &Locked,
+        passphrase: &[u8],
+        choice: &KdfChoice,
+        number: u32,
+    ) -> Result<u32, Error> {
+        let slot = self.derive_slot(key, passphrase, choice)?;
+        self.change_slot(store, key, &slot, number)
+    }
+
+    /// The part of [`Luks::change_key`] that writes.
+    pub(crate) fn change_slot(
+        &mut self,
+        store: &dyn Store,
+        key: &Locked,
+        slot: &NewSlot,
+        number: u32,
+    ) -> Result<u32, Error> {
+        self.check_slot(number)?;
+        let heir = self.add_slot(store, key, slot, None)?;
+        match self {
+            // Its key material stays where it is, and the numbers go by the places.
+            Self::V1(header) => header.remove(store, number).map(|()| heir),
+            Self::V2(header) => header.remove(store, number, Some(heir)).map(|()| number),
         }
     }
 

@@ -425,15 +425,25 @@ impl Header {
         Ok(number)
     }
 
-    /// Wipes a keyslot, and writes the header without it.
-    pub(crate) fn remove(&mut self, store: &dyn Store, number: u32) -> Result<(), Error> {
+    /// Wipes a keyslot, and writes the header without it. Keyslot `heir`, which opens the same volume, then takes its
+    /// number and its priority.
+    pub(crate) fn remove(&mut self, store: &dyn Store, number: u32, heir: Option<u32>) -> Result<(), Error> {
         self.check_changeable()?;
         self.check_slot(number)?;
         let slot = &self.metadata.keyslots[&number];
         let area = slot.area.offset..slot.area.offset + slot.area.size;
         let mut changed = self.clone();
-        let name = number.to_string();
-        changed.object("keyslots")?.remove(&name);
+        let mut name = number.to_string();
+        let slots = changed.object("keyslots")?;
+        let old = slots.remove(&name);
+        if let Some(heir) = heir.map(|heir| heir.to_string())
+            && let Some(mut slot) = slots.remove(&heir)
+        {
+            if let Some(priority) = old.and_then(|old| old.get("priority").cloned()) {
+                slot["priority"] = priority;
+            }
+            slots.insert(std::mem::replace(&mut name, heir), slot);
+        }
         for owners in ["digests", "tokens"] {
             for owner in changed.object(owners)?.values_mut() {
                 if let Some(slots) = owner.get_mut("keyslots").and_then(Value::as_array_mut) {

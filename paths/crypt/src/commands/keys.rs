@@ -1,4 +1,4 @@
-//! `pagemill crypt test-passphrase`, `add-key`, `remove-key`.
+//! `pagemill crypt test-passphrase`, `add-key`, `change-key`, `remove-key`.
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,8 @@ use clap::Args;
 use super::hold::{HeaderFile, open_claimed};
 use super::passphrase::{NewSecretArgs, SecretArgs};
 use super::{KdfArgs, LimitArgs, Said, faults, json_line, shown};
-use crate::luks::first_that_opens;
+use crate::luks::{NewSlot, first_that_opens};
+use crate::secret::Locked;
 use crate::{Error, Luks};
 
 /// The header, and the passphrase that opens it.
@@ -87,6 +88,28 @@ pub(super) struct AddArgs {
     kdf: KdfArgs,
 }
 
+/// Replace a passphrase: the old one opens the volume no more
+///
+/// Asks for the old one, and for the new one. In LUKS2 the keyslot keeps its
+/// number. A free keyslot is needed meanwhile: whenever this is stopped, the old
+/// passphrase or the new one opens the volume.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(super) struct ChangeArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+
+    #[command(flatten)]
+    new: NewSecretArgs,
+
+    /// Change this keyslot [default: the one that the passphrase opens]
+    #[arg(long, value_name = "N")]
+    slot: Option<u32>,
+
+    #[command(flatten)]
+    kdf: KdfArgs,
+}
+
 /// Wipe a keyslot: its passphrase opens the volume no more
 ///
 /// Without --slot, the keyslot that the passphrase opens. With --slot N, keyslot
@@ -114,6 +137,10 @@ pub(super) fn test(args: &TestArgs) -> Result<Said, Error> {
 
 pub(super) fn add(args: &AddArgs) -> Result<Said, Error> {
     try_add(args).map_err(|error| error.in_file(args.header.file()))
+}
+
+pub(super) fn change_key(args: &ChangeArgs) -> Result<Said, Error> {
+    try_change(args).map_err(|error| error.in_file(args.header.file()))
 }
 
 pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
@@ -153,24 +180,53 @@ fn change<P, T>(
 }
 
 fn try_add(args: &AddArgs) -> Result<Said, Error> {
-    let HeaderArgs { image, secret, limits, .. } = &args.header;
-    let (file, luks) = args.header.open(true)?;
-    let choice = args.kdf.choice(luks.default_kdf())?;
-    let warnings = mended(&luks, args.header.file());
+    let (number, warnings) = with_new(&args.header, &args.new, &args.kdf, None, |luks, store, made| {
+        luks.add_slot(store, &made.key, &made.slot, args.slot)
+    })?;
+    Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}"), warnings))
+}
+
+fn try_change(args: &ChangeArgs) -> Result<Said, Error> {
+    let (number, warnings) = with_new(&args.header, &args.new, &args.kdf, args.slot, |luks, store, made| {
+        luks.change_slot(store, &made.key, &made.slot, made.opened)
+    })?;
+    Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}, the old one is wiped"), warnings))
+}
+
+/// What it takes to write a keyslot for a new passphrase.
+struct Made {
+    /// The keyslot that the old passphrase opens.
+    opened: u32,
+    key: Locked,
+    slot: NewSlot,
+}
+
+/// Asks for a passphrase that opens the volume, by keyslot `only` if it is given, and for the new one. Then makes a
+/// keyslot for that, and lets `write` put it into the header. Returns its number, and warnings.
+fn with_new(
+    header: &HeaderArgs,
+    new: &NewSecretArgs,
+    kdf: &KdfArgs,
+    only: Option<u32>,
+    write: impl FnMut(&mut Luks, &File, &Made) -> Result<u32, Error>,
+) -> Result<(u32, Vec<String>), Error> {
+    let HeaderArgs { image, secret, limits, .. } = header;
+    let (file, luks) = header.open(true)?;
+    let choice = kdf.choice(luks.default_kdf())?;
+    let warnings = mended(&luks, header.file());
     luks.check_openers()?;
-    let (passphrase, mut new) = (secret.get(&shown(image))?, None);
+    let (passphrase, mut typed) = (secret.get(&shown(image))?, None);
     let prepare = |luks: &Luks| {
-        let (_, key) = luks.unlock(&file, &passphrase, None, &limits.limits())?;
+        let (opened, key) = luks.unlock(&file, &passphrase, only, &limits.limits())?;
         // A wrong passphrase is refused before the new one has to be typed.
-        let new = match new.take() {
-            Some(typed) => new.insert(typed),
-            None => new.insert(SecretArgs::from(args.new.clone()).get_new(&shown(image))?),
+        let new = match typed.take() {
+            Some(new) => typed.insert(new),
+            None => typed.insert(SecretArgs::from(new.clone()).get_new(&shown(image))?),
         };
         let slot = luks.derive_slot(&key, new, &choice)?;
-        Ok((key, slot))
+        Ok(Made { opened, key, slot })
     };
-    let number = change(&file, prepare, |luks, store, (key, slot)| luks.add_slot(store, key, slot, args.slot))?;
-    Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}"), warnings))
+    Ok((change(&file, prepare, write)?, warnings))
 }
 
 fn try_remove(args: &RemoveArgs) -> Result<Said, Error> {

@@ -2,7 +2,7 @@
 //! arguments and a `run`.
 //!
 //! A subcommand returns its output ([`Said`]), or passes messages on while it runs; the program prints them. A header
-//! is locked while it is read and changed, so two changes never overlap. Data is claimed as long as the volume is open;
+//! is locked while it is read and while it is written, so two changes never overlap. Data is claimed as long as the volume is open;
 //! keys can be changed meanwhile.
 mod format;
 mod hold;
@@ -65,6 +65,7 @@ enum Command {
     Info(info::InfoArgs),
     TestPassphrase(keys::TestArgs),
     AddKey(keys::AddArgs),
+    ChangeKey(keys::ChangeArgs),
     RemoveKey(keys::RemoveArgs),
     Serve(Box<serve::ServeArgs>),
     Mount(Box<mount::MountArgs>),
@@ -79,6 +80,7 @@ impl CryptArgs {
             Command::Info(_) => "info",
             Command::TestPassphrase(_) => "test-passphrase",
             Command::AddKey(_) => "add-key",
+            Command::ChangeKey(_) => "change-key",
             Command::RemoveKey(_) => "remove-key",
             Command::Serve(_) => "serve",
             Command::Mount(_) => "mount",
@@ -105,6 +107,7 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
         Command::Info(args) => info::run(args),
         Command::TestPassphrase(args) => keys::test(args),
         Command::AddKey(args) => keys::add(args),
+        Command::ChangeKey(args) => keys::change_key(args),
         Command::RemoveKey(args) => keys::remove(args),
         Command::Serve(args) => serve::run(args, notice),
         Command::Mount(args) => mount::run(args, notice),
