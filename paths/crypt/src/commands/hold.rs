@@ -114,8 +114,13 @@ impl MetadataLock {
 
 impl Drop for MetadataLock {
     fn drop(&mut self) {
-        if let Some(name) = &self.name {
-            remove_lock_file(&self.file, name);
+        // The name is removed while nobody else has the lock. A process that waits for the lock checks its name
+        // afterwards.
+        if let Some(name) = &self.name
+            && self.file.try_lock().is_ok()
+            && is_named(&self.file, name)
+        {
+            let _ = fs::remove_file(name);
         }
         // The image stays open, so it has to be unlocked.
         let _ = self.file.unlock();
@@ -130,19 +135,12 @@ fn lock_file(name: &Path) -> io::Result<File> {
     options.custom_flags(libc::O_NOFOLLOW).open(name)
 }
 
-/// Removes the name of a lock while nobody else has it. A process that waits for the lock checks its name afterwards.
-fn remove_lock_file(lock: &File, name: &Path) {
-    if lock.try_lock().is_ok() && is_named(lock, name) {
-        let _ = fs::remove_file(name);
-    }
-}
-
-/// The lock that `cryptsetup reencrypt` (LUKS2) has to have alone, held shared: it says that the data stays as it is.
+/// The lock that `cryptsetup reencrypt` (LUKS2) has to have alone, held shared: the data stays as it is.
+///
+/// Its file stays when it is released: to remove it takes the lock alone, and another server that starts at that moment
+/// would be refused.
 #[derive(Debug)]
-struct ReencryptionLock {
-    file: File,
-    name: PathBuf,
-}
+struct ReencryptionLock(File);
 
 impl ReencryptionLock {
     /// `None` for a UUID that `cryptsetup` would not make, and for a user who may not lock there.
@@ -151,7 +149,8 @@ impl ReencryptionLock {
         let name = PathBuf::from(format!("{LOCKS}/LN_LUKS2-reencryption-{uuid}"));
         while let Ok(file) = lock_file(&name) {
             match file.try_lock_shared() {
-                Ok(()) if is_named(&file, &name) => return Ok(Some(Self { file, name })),
+                Ok(()) if is_named(&file, &name) => return Ok(Some(Self(file))),
+                // `cryptsetup` removed it meanwhile.
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
                     return Err(Error::Busy(format!("the volume {uuid} is being re-encrypted")));
@@ -167,7 +166,8 @@ impl ReencryptionLock {
 
 impl Drop for ReencryptionLock {
     fn drop(&mut self) {
-        remove_lock_file(&self.file, &self.name);
+        // A child process may share it, as with [`LockedFile`].
+        let _ = self.0.unlock();
     }
 }
 
