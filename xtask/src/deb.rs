@@ -35,12 +35,13 @@ fn build(shell: &Shell) -> Result<PathBuf> {
     fs::write(documents.join("copyright"), copyright(shell)?)?;
     let architecture = shell.command("dpkg").arg("--print-architecture").run("deb-architecture")?.expect_ok()?.text;
     let architecture = architecture.trim();
-    let glibc = glibc(shell, &stage.join("usr/lib/libpagemill.so"))?;
+    let glibc = glibc(shell, ["lib/libpagemill.so", "bin/pagemill-kmod"].map(|file| stage.join("usr").join(file)))?;
     let fields = format!(
         "Package: libpagemill\nVersion: {VERSION}\nArchitecture: {architecture}\nSection: libdevel\nPriority: optional\n\
-         Maintainer: the authors of Pagemill\nDepends: libc6 (>= {glibc}), libgcc-s1\n\
+         Maintainer: the authors of Pagemill\nDepends: libc6 (>= {glibc}), libgcc-s1\nSuggests: gcc, pkg-config\n\
          Description: memory pages in bulk\n Hundreds of aligned 4 KiB pages in one call, from any thread, and freed by address alone.\n \
-         The package has pagemill.h, the shared and the static library, and their descriptions for pkg-config.\n"
+         The package has pagemill.h, the shared and the static library, headers under the Linux kernel's names, pagemill-kmod, which runs \
+         modules of the kernel in a process, and descriptions for pkg-config.\n"
     );
     fs::write(control.join("control"), fields)?;
     // The system's linker looks for new libraries then.
@@ -53,22 +54,22 @@ fn build(shell: &Shell) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// The licences: Pagemill's own, and those of what is linked into the library.
+/// The licences: Pagemill's own, and those of what is linked into the library and into pagemill-kmod.
 fn copyright(shell: &Shell) -> Result<String> {
     let mit = fs::read_to_string(shell.root.join("LICENSE-MIT"))?;
-    let others = dist::licences(shell, "pagemill-capi", &[])?;
+    let others = dist::licences(shell, "pagemill-linux", &[])?;
     Ok(format!(
         "Pagemill is licensed under MIT or Apache 2.0 (/usr/share/common-licenses/Apache-2.0), at your choice.\n\n{mit}\n\
-         The library has these within it:\n\n{others}"
+         The library and pagemill-kmod have these within them:\n\n{others}"
     ))
 }
 
-/// The oldest glibc that has every symbol which the library uses.
-fn glibc(shell: &Shell, library: &Path) -> Result<String> {
-    let needs = shell.command("objdump").arg("-T").arg(library).run("deb-symbols")?.expect_ok()?.text;
+/// The oldest glibc that has every symbol which these files use.
+fn glibc(shell: &Shell, files: [PathBuf; 2]) -> Result<String> {
+    let needs = shell.command("objdump").arg("-T").args(files).run("deb-symbols")?.expect_ok()?.text;
     let versions = needs.split("GLIBC_2.").skip(1).filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
     let newest = versions.filter_map(|minor| minor.parse::<u32>().ok()).max();
-    Ok(format!("2.{}", newest.context("the library uses symbols of glibc")?))
+    Ok(format!("2.{}", newest.context("the library and the program use symbols of glibc")?))
 }
 
 /// Builds the package, installs it below an empty root, compiles an example with it, and removes it.

@@ -8,8 +8,8 @@ use anyhow::{Result, bail};
 use crate::capi;
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::tools::{GCC, Need};
-use crate::vm::{self, DPKG};
+use crate::tools::{DPKG, GCC, Need};
+use crate::vm;
 
 /// What the step takes.
 pub(crate) const NEEDS: &[Need] = &[GCC, DPKG, Need::Deb("xz-utils", &["xz", "--version"])];

@@ -36,11 +36,10 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::shell::Shell;
 use crate::tally::Tally;
-use crate::tools::{AARCH64, CRYPTSETUP, FIO, GCC, GIT, MAKE, Need};
+use crate::tools::{AARCH64, CRYPTSETUP, DPKG, FIO, GCC, GIT, MAKE, Need};
 
 const CPIO: Need = Need::Deb("cpio", &["cpio", "--version"]);
 const KMOD: Need = Need::Deb("kmod", &["/sbin/modprobe", "--version"]);
-pub(crate) const DPKG: Need = Need::Deb("dpkg-dev", &["dpkg-deb", "--version"]);
 const QEMU: Need = Need::Deb("qemu-system-x86", &["qemu-system-x86_64", "--version"]);
 const BUSYBOX: Need = Need::Deb("busybox-static", &["busybox", "true"]);
 const DBENCH: Need = Need::Deb("dbench", &["dbench", "--help"]);

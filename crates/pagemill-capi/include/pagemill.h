@@ -1000,14 +1000,14 @@ enum pagemill_error pagemill_dma_pool_create(const char *name,
                                              struct pagemill_dma_pool **pool);
 
 // Allocates one block. `*block` gets it, or null; `*address`, unless the pointer is null, gets its device address. The contents are
-// unspecified unless `gfp_bits` has `PAGEMILL_GFP_ZERO`. The other flags matter when the pool has no free block and takes another page.
+// unspecified unless `gfp` has `PAGEMILL_GFP_ZERO`. The other flags matter when the pool has no free block and takes another page.
 //
 // Errors: 1xx if the pool and its allocator have no memory, `PAGEMILL_ERROR_DEVICE` if the device does not map it, `PAGEMILL_ERROR_FORKED`.
 // 2xx if an argument is wrong.
 //
 // Threads: any. Signal handlers: no.
 enum pagemill_error pagemill_dma_pool_alloc(struct pagemill_dma_pool *pool,
-                                            uint32_t gfp_bits,
+                                            uint32_t gfp,
                                             uint64_t *address,
                                             void **block);
 
@@ -1018,7 +1018,7 @@ enum pagemill_error pagemill_dma_pool_alloc(struct pagemill_dma_pool *pool,
 //
 // Threads: any; nobody else may use the arrays meanwhile. Signal handlers: no.
 enum pagemill_error pagemill_dma_pool_alloc_bulk(struct pagemill_dma_pool *pool,
-                                                 uint32_t gfp_bits,
+                                                 uint32_t gfp,
                                                  void **slots,
                                                  uint64_t *addresses,
                                                  int64_t n,
@@ -1160,7 +1160,7 @@ enum pagemill_error pagemill_mempool_create(void *(*alloc)(uint32_t gfp, void *u
 // Errors: 1xx if neither the source nor the reserve has one and `gfp` does not wait.
 //
 // Threads: any. Signal handlers: no.
-enum pagemill_error pagemill_mempool_alloc(struct pagemill_mempool *pool, uint32_t gfp_bits, void **element);
+enum pagemill_error pagemill_mempool_alloc(struct pagemill_mempool *pool, uint32_t gfp, void **element);
 
 // Hands `request->most` elements to `each`, which owns them from then on. `user` is passed through. The function must return: no exception, no
 // longjmp. The request's `least` and `order` do not matter. `*delivered`, unless the pointer is null, gets the number of elements.
@@ -1175,7 +1175,8 @@ enum pagemill_error pagemill_mempool_alloc_bulk_callback(struct pagemill_mempool
                                                          void *user,
                                                          size_t *delivered);
 
-// Fills the null slots among the first n of an array, in ascending order. n is `request->most`; its `least` and `order` do not matter. `*added`, unless the pointer is null, gets the number of slots that it filled.
+// Fills the null slots among the first n of an array, in ascending order. n is `request->most`; its `least` and `order` do not matter.
+// `*added`, unless the pointer is null, gets the number of slots that it filled.
 //
 // Errors: as for `pagemill_mempool_alloc_bulk_callback`; what was delivered stays in its slots.
 //
@@ -1572,7 +1573,7 @@ enum pagemill_error pagemill_page_pool_create(struct pagemill_allocator *allocat
                                               const struct pagemill_page_pool_options *options,
                                               struct pagemill_page_pool **pool);
 
-// Takes a page. `*page` gets it, or null. Its contents are what its last owner left, unless `gfp_bits` has `PAGEMILL_GFP_ZERO`.
+// Takes a page. `*page` gets it, or null. Its contents are what its last owner left, unless `gfp` has `PAGEMILL_GFP_ZERO`.
 //
 // It comes from the cache. An empty cache is filled with up to 64 pages from the ring, else with up to 64 of the allocator in one request.
 // What the flags say of reclaim and waiting holds for that request; it never tries for all 64.
@@ -1584,7 +1585,7 @@ enum pagemill_error pagemill_page_pool_create(struct pagemill_allocator *allocat
 //
 // Threads: the consumer. Signal handlers: no.
 enum pagemill_error pagemill_page_pool_alloc(struct pagemill_page_pool *pool,
-                                             uint32_t gfp_bits,
+                                             uint32_t gfp,
                                              void **page);
 
 // Fills the null slots among the first n of an array, in ascending order, as many as it can. `*added`, unless the pointer is null, gets
@@ -1594,7 +1595,7 @@ enum pagemill_error pagemill_page_pool_alloc(struct pagemill_page_pool *pool,
 //
 // Threads: the consumer; nobody else may use the array meanwhile. Signal handlers: no.
 enum pagemill_error pagemill_page_pool_alloc_bulk(struct pagemill_page_pool *pool,
-                                                  uint32_t gfp_bits,
+                                                  uint32_t gfp,
                                                   void **slots,
                                                   int64_t n,
                                                   size_t *added);
@@ -1638,7 +1639,7 @@ enum pagemill_error pagemill_page_pool_release_page(struct pagemill_page_pool *p
 //
 // Threads: the consumer. Signal handlers: no. It takes a lock.
 enum pagemill_error pagemill_page_pool_alloc_fragment(struct pagemill_page_pool *pool,
-                                                      uint32_t gfp_bits,
+                                                      uint32_t gfp,
                                                       size_t bytes,
                                                       void **fragment);
 

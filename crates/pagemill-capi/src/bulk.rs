@@ -8,7 +8,7 @@ use crate::page::order_of;
 use crate::sized::{self, BeginsWithSize};
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
-use core::ptr::NonNull;
+use core::ptr::{NonNull, null_mut};
 use core::slice;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use core::time::Duration;
@@ -206,6 +206,26 @@ pub(crate) unsafe fn slots_of<'a>(slots: *mut *mut c_void, n: usize) -> Result<&
     Ok(unsafe { slice::from_raw_parts_mut(start(slots.cast::<*mut u8>()).as_ptr(), n) })
 }
 
+/// What an array's slots point to, as owned. Slots become empty, but for those that `own` refuses: the first refusal is the error. Null
+/// slots are passed over.
+pub(crate) fn own_slots<T>(
+    slots: &mut [*mut u8],
+    owned: &mut [Option<T>],
+    own: impl Fn(*mut u8) -> Result<T, Error>,
+) -> Result<(), Error> {
+    let mut refused = Ok(());
+    for (slot, place) in slots.iter_mut().zip(owned).filter(|(slot, _)| !slot.is_null()) {
+        match own(*slot) {
+            Ok(element) => {
+                *place = Some(element);
+                *slot = null_mut();
+            }
+            Err(error) => refused = refused.and(Err(error)),
+        }
+    }
+    refused
+}
+
 /// What an empty array begins at, which no slot lies at.
 fn start<T>(slots: *mut T) -> NonNull<T> {
     NonNull::new(slots).unwrap_or(NonNull::dangling())
@@ -219,7 +239,7 @@ fn why(shortfall: Option<Shortfall>) -> (usize, c_int) {
 ///
 /// # Safety
 /// Null, or a place for a result.
-unsafe fn deliver<T: Default, R: Into<T>>(result: Result<R, Error>, to: *mut T) -> Error {
+pub(crate) unsafe fn deliver<T: Default, R: Into<T>>(result: Result<R, Error>, to: *mut T) -> Error {
     let (value, error) = match result {
         Ok(value) => (value.into(), Error::None),
         Err(error) => (T::default(), error),

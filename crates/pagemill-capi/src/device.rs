@@ -270,15 +270,18 @@ pub unsafe extern "C" fn pagemill_device_addresses(
     let look = || {
         // SAFETY: the caller passes null or a handle.
         let device = &unsafe { handle::get(device) }?.device;
-        // SAFETY: the caller passes n pointers, which are read alone.
-        let bytes = unsafe { bulk::slots_of(bytes.cast_mut(), bulk::count(n)?) }?;
-        if addresses.is_null() && n > 0 {
+        let n = bulk::count(n)?;
+        if (bytes.is_null() || addresses.is_null()) && n > 0 {
             return Err(Error::Argument);
         }
-        for (at, byte) in bytes.iter().enumerate().filter(|(_, byte)| !byte.is_null()) {
-            let address = device.address_of(byte.addr())?.get();
-            // SAFETY: the caller passes a place for n addresses.
-            unsafe { addresses.add(at).write(address) };
+        for at in 0..n {
+            // SAFETY: the caller passes n pointers. Other threads may read them too.
+            let byte = unsafe { bytes.add(at).read() };
+            if !byte.is_null() {
+                let address = device.address_of(byte.addr())?.get();
+                // SAFETY: the caller passes a place for n addresses.
+                unsafe { addresses.add(at).write(address) };
+            }
         }
         Ok(())
     };

@@ -5,9 +5,10 @@
 use crate::bulk;
 use crate::device::Device;
 use crate::error::{Error, code};
-use crate::gfp::gfp;
+use crate::gfp;
 use crate::handle::{self, handle};
-use core::ffi::{CStr, c_char, c_void};
+use crate::text;
+use core::ffi::{c_char, c_void};
 use core::ptr::null_mut;
 // By another name: cbindgen would take it for this crate's.
 use pagemill::DmaBlock;
@@ -47,28 +48,21 @@ pub unsafe extern "C" fn pagemill_dma_pool_create(
     flags: u32,
     pool: *mut *mut DmaPool,
 ) -> Error {
-    // SAFETY: the caller passes null or a place for a pointer.
-    let Some(place) = (unsafe { pool.as_mut() }) else { return Error::Argument };
-    *place = null_mut();
     let create = || {
-        // SAFETY: the caller passes null or a handle.
-        let device = &unsafe { handle::get(device) }?.device;
-        if name.is_null() {
-            return Err(Error::Argument);
-        }
-        // SAFETY: the caller passes a text with a 0 at its end.
-        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        // SAFETY: the caller passes null or a handle, and null or a text with a 0 at its end.
+        let (device, name) = unsafe { (&handle::get(device)?.device, text::read(name)?.to_string_lossy()) };
         Ok(match flags {
             0 => pagemill::DmaPool::create(&name, device, bytes, align, boundary),
             PAGEMILL_DMA_POOL_POISONED => pagemill::DmaPool::create_poisoned(&name, device, bytes, align, boundary),
             _ => return Err(Error::Invalid),
         }?)
     };
-    code(create().map(|made| *place = handle::open(made)))
+    // SAFETY: the caller passes null or a place for a pointer.
+    unsafe { handle::make(pool, create) }
 }
 
 /// Allocates one block. `*block` gets it, or null; `*address`, unless the pointer is null, gets its device address. The contents are
-/// unspecified unless `gfp_bits` has `PAGEMILL_GFP_ZERO`. The other flags matter when the pool has no free block and takes another page.
+/// unspecified unless `gfp` has `PAGEMILL_GFP_ZERO`. The other flags matter when the pool has no free block and takes another page.
 ///
 /// Errors: 1xx if the pool and its allocator have no memory, `PAGEMILL_ERROR_DEVICE` if the device does not map it, `PAGEMILL_ERROR_FORKED`.
 /// 2xx if an argument is wrong.
@@ -77,7 +71,7 @@ pub unsafe extern "C" fn pagemill_dma_pool_create(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagemill_dma_pool_alloc(
     pool: *mut DmaPool,
-    gfp_bits: u32,
+    gfp: u32,
     address: *mut u64,
     block: *mut *mut c_void,
 ) -> Error {
@@ -87,7 +81,7 @@ pub unsafe extern "C" fn pagemill_dma_pool_alloc(
     let mut alloc = || {
         // SAFETY: the caller passes null or a handle.
         let pool = unsafe { handle::get(pool) }?;
-        let block = pool.alloc(gfp(gfp_bits)?)?;
+        let block = pool.alloc(gfp::gfp(gfp)?)?;
         // SAFETY: the caller passes null or a place for a number.
         if let Some(address) = unsafe { address.as_mut() } {
             *address = pool.device_addr(&block).get();
@@ -107,7 +101,7 @@ pub unsafe extern "C" fn pagemill_dma_pool_alloc(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagemill_dma_pool_alloc_bulk(
     pool: *mut DmaPool,
-    gfp_bits: u32,
+    gfp: u32,
     slots: *mut *mut c_void,
     addresses: *mut u64,
     n: i64,
@@ -116,7 +110,7 @@ pub unsafe extern "C" fn pagemill_dma_pool_alloc_bulk(
     let mut count = 0;
     let mut alloc = || {
         // SAFETY: the caller passes null or a handle.
-        let (pool, gfp) = (unsafe { handle::get(pool) }?, gfp(gfp_bits)?);
+        let (pool, gfp) = (unsafe { handle::get(pool) }?, gfp::gfp(gfp)?);
         // SAFETY: the caller passes n slots.
         let slots = unsafe { bulk::slots_of(slots, bulk::count(n)?) }?;
         let holes = slots.iter().filter(|slot| slot.is_null()).count();
@@ -185,16 +179,9 @@ pub unsafe extern "C" fn pagemill_dma_pool_free_bulk(
         // As many as one section frees, from the last to the first, so that the first block is the next to be handed out.
         for slots in slots.rchunks_mut(64) {
             let mut blocks = [const { None }; 64];
-            for (slot, block) in slots.iter_mut().zip(&mut blocks).filter(|(slot, _)| !slot.is_null()) {
-                // SAFETY: the caller gives up the block, or it is refused.
-                match unsafe { pool.from_raw(*slot) } {
-                    Ok(own) => {
-                        *block = Some(own);
-                        *slot = null_mut();
-                    }
-                    Err(misuse) => refused = refused.and(Err(misuse.into())),
-                }
-            }
+            // SAFETY: the caller gives up the blocks, or they are refused.
+            let own = |block| Ok(unsafe { pool.from_raw(block) }?);
+            refused = refused.and(bulk::own_slots(slots, &mut blocks, own));
             count += pool.free_bulk(&mut blocks);
         }
         refused

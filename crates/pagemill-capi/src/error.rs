@@ -226,7 +226,10 @@ pub(crate) fn code(done: Result<(), Error>) -> Error {
 const SENTENCES: [(Error, &CStr); 41] = [
     (Error::None, c"no error"),
     (Error::Exhausted, c"there are no more pages: free some, ask for fewer, or make the arena larger"),
-    (Error::BelowMark, c"free memory is below the watermark for these flags"),
+    (
+        Error::BelowMark,
+        c"free memory is below the watermark for these flags: free some, or ask with PAGEMILL_GFP_KERNEL",
+    ),
     (Error::NotAllowed, c"no node of the request is both allowed and has memory"),
     (Error::Account, c"the account has no more: uncharge what was freed, or raise its limit"),
     (
@@ -266,7 +269,7 @@ const SENTENCES: [(Error, &CStr); 41] = [
     (Error::Arena, c"an arena's size, alignment, watermarks or place cannot be"),
     (Error::Backend, c"the backend of the per-CPU lists does not work here, or there is none of this name"),
     (Error::Faults, c"the description of faults cannot be read"),
-    (Error::InUse, c"pages, or elements of a pool, are still handed out"),
+    (Error::InUse, c"pages, or elements of a pool, are still handed out: free them first"),
     (Error::Broken, c"an invariant of Pagemill is broken; please report it"),
     (Error::Device, c"the device, or this machine, lacks something; or the device's addresses cannot be"),
     (Error::Forked, c"the parent process has this; set up a device in this process"),

@@ -1,10 +1,10 @@
-//! Handles: pointers that a C program holds for allocators, lists, accounts and cancels.
+//! Handles: pointers that a C program holds for anything but pages, blocks and fragments.
 //!
 //! Each begins with a mark that says its type, and that it is open. The memory of a closed handle is never unmapped: it serves
 //! the next handle of its type. So a stale handle can be read, and is refused until its memory is handed out again.
 //!
 //! No lock is taken, so the child of a fork goes on with all handles.
-use crate::error::Error;
+use crate::error::{Error, code};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
@@ -86,6 +86,17 @@ pub(crate) fn open<K: Kind>(value: K::Value) -> *mut K {
         (*handle).mark.store(K::MARK, Release);
     }
     handle.cast()
+}
+
+/// Opens a handle for what `make` makes, and writes it where the caller wants it: null if there is an error.
+///
+/// # Safety
+/// Null, or a place for a pointer.
+pub(crate) unsafe fn make<K: Kind>(place: *mut *mut K, make: impl FnOnce() -> Result<K::Value, Error>) -> Error {
+    // SAFETY: the caller says so.
+    let Some(place) = (unsafe { place.as_mut() }) else { return Error::Argument };
+    *place = null_mut();
+    code(make().map(|value| *place = open(value)))
 }
 
 /// The value behind an open handle.

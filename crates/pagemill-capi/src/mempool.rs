@@ -4,7 +4,7 @@
 use crate::allocator::Allocator;
 use crate::bulk::{self, Bulk};
 use crate::error::{Error, code};
-use crate::gfp::gfp;
+use crate::gfp;
 use crate::handle::{self, handle};
 use crate::page::{order_of, refuse};
 use crate::sized;
@@ -181,10 +181,7 @@ pub unsafe extern "C" fn pagemill_mempool_create(
 /// Null, or a place for a pointer.
 unsafe fn create(source: Result<Source, Error>, min_nr: usize, pool: *mut *mut Mempool) -> Error {
     // SAFETY: the caller says so.
-    let Some(place) = (unsafe { pool.as_mut() }) else { return Error::Argument };
-    *place = null_mut();
-    let made = source.and_then(|source| Ok(pagemill::Mempool::new(source, min_nr)?));
-    code(made.map(|pool| *place = handle::open(pool)))
+    unsafe { handle::make(pool, || Ok(pagemill::Mempool::new(source?, min_nr)?)) }
 }
 
 /// Allocates one element. `*element` gets it, or null.
@@ -193,13 +190,13 @@ unsafe fn create(source: Result<Source, Error>, min_nr: usize, pool: *mut *mut M
 ///
 /// Threads: any. Signal handlers: no.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagemill_mempool_alloc(pool: *mut Mempool, gfp_bits: u32, element: *mut *mut c_void) -> Error {
+pub unsafe extern "C" fn pagemill_mempool_alloc(pool: *mut Mempool, gfp: u32, element: *mut *mut c_void) -> Error {
     // SAFETY: the caller passes null or a place for a pointer.
     let Some(place) = (unsafe { element.as_mut() }) else { return Error::Argument };
     *place = null_mut();
     let mut alloc = || {
         // SAFETY: the caller passes null or a handle.
-        *place = unsafe { handle::get(pool) }?.alloc_raw(gfp(gfp_bits)?)?.into_raw();
+        *place = unsafe { handle::get(pool) }?.alloc_raw(gfp::gfp(gfp)?)?.into_raw();
         Ok(())
     };
     code(alloc())
@@ -226,7 +223,8 @@ pub unsafe extern "C" fn pagemill_mempool_alloc_bulk_callback(
     unsafe { take(pool, request, |bulk| Ok((bulk.n(), hand.ok_or(Error::Argument)?)), delivered) }
 }
 
-/// Fills the null slots among the first n of an array, in ascending order. n is `request->most`; its `least` and `order` do not matter. `*added`, unless the pointer is null, gets the number of slots that it filled.
+/// Fills the null slots among the first n of an array, in ascending order. n is `request->most`; its `least` and `order` do not matter.
+/// `*added`, unless the pointer is null, gets the number of slots that it filled.
 ///
 /// Errors: as for `pagemill_mempool_alloc_bulk_callback`; what was delivered stays in its slots.
 ///
@@ -265,7 +263,7 @@ unsafe fn take<F: FnMut(*mut c_void)>(
         let (pool, bulk) = unsafe { (handle::get(pool)?, sized::read(request)?) };
         bulk.check_counts()?;
         let (n, mut each) = wanted(bulk)?;
-        let request = Request::<Exact, Element>::exact(n).gfp(gfp(bulk.gfp)?);
+        let request = Request::<Exact, Element>::exact(n).gfp(gfp::gfp(bulk.gfp)?);
         // SAFETY: the caller says so.
         let request = unsafe { bulk.with_options(request) }?;
         pool.alloc_bulk_callback_raw(request, |element| {
@@ -319,16 +317,9 @@ pub unsafe extern "C" fn pagemill_mempool_free_bulk(
         // As many as one section frees.
         for slots in slots.chunks_mut(64) {
             let mut elements = [const { None }; 64];
-            for (slot, element) in slots.iter_mut().zip(&mut elements).filter(|(slot, _)| !slot.is_null()) {
-                // SAFETY: the caller gives up the element, or it is refused.
-                match unsafe { pool.source().element(slot.cast()) } {
-                    Ok(own) => {
-                        *element = Some(own);
-                        *slot = null_mut();
-                    }
-                    Err(error) => refused = refused.and(Err(error)),
-                }
-            }
+            // SAFETY: the caller gives up the elements, or they are refused.
+            let own = |element: *mut u8| unsafe { pool.source().element(element.cast()) };
+            refused = refused.and(bulk::own_slots(slots, &mut elements, own));
             count += pool.free_bulk_raw(&mut elements);
         }
         refused

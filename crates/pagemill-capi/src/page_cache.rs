@@ -210,7 +210,7 @@ pub unsafe extern "C" fn pagemill_page_cache_create(
         if options.is_null() { Ok(builder.build()) } else { Ok(with_options(builder, sized::read(options)?)?.build()) }
     };
     // SAFETY: the caller passes null or a place for a pointer.
-    unsafe { open(cache, make) }
+    unsafe { handle::make(cache, make) }
 }
 
 /// # Safety
@@ -242,33 +242,6 @@ unsafe fn with_options(
         builder = builder.named(unsafe { CStr::from_ptr(options.name) }.to_string_lossy());
     }
     Ok(builder)
-}
-
-/// Opens a handle for what `make` returns, at `place`, which becomes null if it fails.
-///
-/// # Safety
-/// Null, or a place for a pointer.
-unsafe fn open<K: handle::Kind>(place: *mut *mut K, make: impl FnOnce() -> Result<K::Value, Error>) -> Error {
-    // SAFETY: the caller says so.
-    let Some(place) = (unsafe { place.as_mut() }) else { return Error::Argument };
-    *place = null_mut();
-    code(make().map(|value| *place = handle::open(value)))
-}
-
-/// Writes what `make` returns where the caller wants it: 0 if it fails.
-///
-/// # Safety
-/// Null, or a place for a value.
-unsafe fn deliver<T: Default>(place: *mut T, make: impl FnOnce() -> Result<T, Error>) -> Error {
-    let (value, error) = match make() {
-        Ok(value) => (value, Error::None),
-        Err(error) => (T::default(), error),
-    };
-    // SAFETY: the caller says so.
-    if let Some(place) = unsafe { place.as_mut() } {
-        *place = value;
-    }
-    error
 }
 
 /// Lets a page cache go. It ends with the last of its files and of what it lends.
@@ -416,7 +389,7 @@ pub unsafe extern "C" fn pagemill_page_cache_open_path(
         Ok(cache.open(options.open(OsStr::from_bytes(path.to_bytes()))?)?)
     };
     // SAFETY: the caller passes null or a place for a pointer.
-    unsafe { open(file, make) }
+    unsafe { handle::make(file, make) }
 }
 
 /// Opens the regular file or block device behind a descriptor, for reading only if the descriptor is. The descriptor stays the
@@ -439,7 +412,7 @@ pub unsafe extern "C" fn pagemill_page_cache_open(
         Ok(cache.open(FileBacking::from_file(duplicate(descriptor)?)?)?)
     };
     // SAFETY: the caller passes null or a place for a pointer.
-    unsafe { open(file, make) }
+    unsafe { handle::make(file, make) }
 }
 
 fn duplicate(descriptor: RawFd) -> io::Result<std::fs::File> {
@@ -472,7 +445,7 @@ pub unsafe extern "C" fn pagemill_page_cache_open_backing(
         Ok(cache.open(Functions(*backing))?)
     };
     // SAFETY: the caller passes null or a place for a pointer.
-    unsafe { open(file, make) }
+    unsafe { handle::make(file, make) }
 }
 
 /// Makes another opener of the same file, with a window of readahead of its own. `*opened` gets the handle, or null.
@@ -483,7 +456,7 @@ pub unsafe extern "C" fn pagemill_page_cache_open_backing(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagemill_file_reopen(file: *const File, opened: *mut *mut File) -> Error {
     // SAFETY: the caller passes null or a handle, and null or a place for a pointer.
-    unsafe { open(opened, || Ok(handle::get(file)?.reopen())) }
+    unsafe { handle::make(opened, || Ok(handle::get(file)?.reopen())) }
 }
 
 /// Ends an opener. The last one writes what is dirty, without making it durable.
@@ -538,7 +511,7 @@ pub unsafe extern "C" fn pagemill_file_read_at(
         Ok(file.read_at(into, at)?)
     };
     // SAFETY: the caller passes null or a place for a number.
-    unsafe { deliver(read, make) }
+    unsafe { bulk::deliver(make(), read) }
 }
 
 /// Writes `n` bytes at `at`, into the cache; `pagemill_file_sync` makes them durable. The file is lengthened if need be. `*written`,
@@ -556,8 +529,10 @@ pub unsafe extern "C" fn pagemill_file_write_at(
     at: u64,
     written: *mut usize,
 ) -> Error {
-    // SAFETY: the caller passes null or a handle, so many bytes, and null or a place for a number.
-    unsafe { deliver(written, || Ok(handle::get(file)?.write_at(bytes_at(from, n)?, at)?)) }
+    // SAFETY: the caller passes null or a handle, and so many bytes.
+    let write = || unsafe { Ok(handle::get(file)?.write_at(bytes_at(from, n)?, at)?) };
+    // SAFETY: the caller passes null or a place for a number.
+    unsafe { bulk::deliver(write(), written) }
 }
 
 /// Writes `n` bytes at the end of the file, in one piece: other calls of this come before or after. `*at`, unless the pointer is
@@ -568,8 +543,10 @@ pub unsafe extern "C" fn pagemill_file_write_at(
 /// Threads: any. Signal handlers: no.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagemill_file_append(file: *const File, from: *const c_void, n: usize, at: *mut u64) -> Error {
-    // SAFETY: the caller passes null or a handle, so many bytes, and null or a place for a number.
-    unsafe { deliver(at, || Ok(handle::get(file)?.append(bytes_at(from, n)?)?)) }
+    // SAFETY: the caller passes null or a handle, and so many bytes.
+    let write = || unsafe { Ok(handle::get(file)?.append(bytes_at(from, n)?)?) };
+    // SAFETY: the caller passes null or a place for a number.
+    unsafe { bulk::deliver(write(), at) }
 }
 
 /// Writes the first `n` bytes of these pages at `at`, where a page begins. The pages move into the cache, and no byte is copied;
@@ -610,7 +587,7 @@ pub unsafe extern "C" fn pagemill_file_write_pages(
         result
     };
     // SAFETY: the caller passes null or a place for a number.
-    unsafe { deliver(written, make) }
+    unsafe { bulk::deliver(make(), written) }
 }
 
 /// The file's length in bytes; 0 for no open handle.
@@ -642,8 +619,10 @@ pub unsafe extern "C" fn pagemill_file_set_len(file: *const File, len: u64) -> E
 /// Threads: any. Signal handlers: no.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagemill_file_refresh(file: *const File, len: *mut u64) -> Error {
-    // SAFETY: the caller passes null or a handle, and null or a place for a number.
-    unsafe { deliver(len, || Ok(handle::get(file)?.refresh()?)) }
+    // SAFETY: the caller passes null or a handle.
+    let work = || Ok(unsafe { handle::get(file) }?.refresh()?);
+    // SAFETY: the caller passes null or a place for a number.
+    unsafe { bulk::deliver(work(), len) }
 }
 
 /// Writes what is dirty, and makes durable what was written before the call.
@@ -715,8 +694,10 @@ pub unsafe extern "C" fn pagemill_file_advise(file: *const File, advice: u32, at
 /// Threads: any. Signal handlers: no.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagemill_file_invalidate(file: *const File, at: u64, n: u64, stay: *mut usize) -> Error {
-    // SAFETY: the caller passes null or a handle, and null or a place for a number.
-    unsafe { deliver(stay, || Ok(handle::get(file)?.invalidate(at..at.saturating_add(n)))) }
+    // SAFETY: the caller passes null or a handle.
+    let work = || Ok(unsafe { handle::get(file) }?.invalidate(at..at.saturating_add(n)));
+    // SAFETY: the caller passes null or a place for a number.
+    unsafe { bulk::deliver(work(), stay) }
 }
 
 /// The first page at or after `page` that is in the cache, among the next `max` pages; `page + max` if none is, or UINT64_MAX where
@@ -749,7 +730,7 @@ pub unsafe extern "C" fn pagemill_file_prev_present(file: *const File, page: u64
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagemill_file_lend(file: *const File, at: u64, n: usize, lent: *mut *mut Lent) -> Error {
     // SAFETY: the caller passes null or a handle, and null or a place for a pointer.
-    unsafe { open(lent, || Ok(handle::get(file)?.lend(at, n)?)) }
+    unsafe { handle::make(lent, || Ok(handle::get(file)?.lend(at, n)?)) }
 }
 
 /// The number of bytes lent: fewer than were asked for if the file ends there. 0 for no open handle.

@@ -6,7 +6,7 @@
 use crate::allocator::{self, Allocator};
 use crate::bulk;
 use crate::error::{Error, code};
-use crate::gfp::gfp;
+use crate::gfp;
 use crate::handle::{self, handle};
 use crate::page::{order_of, refuse};
 use crate::sized::{self, BeginsWithSize};
@@ -83,9 +83,6 @@ pub unsafe extern "C" fn pagemill_page_pool_create(
     options: *const PagePoolOptions,
     pool: *mut *mut PagePool,
 ) -> Error {
-    // SAFETY: the caller passes null or a place for a pointer.
-    let Some(place) = (unsafe { pool.as_mut() }) else { return Error::Argument };
-    *place = null_mut();
     let create = || {
         // SAFETY: the caller passes null or a handle.
         let allocator = unsafe { handle::get(allocator) }?;
@@ -116,7 +113,8 @@ pub unsafe extern "C" fn pagemill_page_pool_create(
             ending: OnceLock::new(),
         })
     };
-    code(create().map(|made| *place = handle::open(made)))
+    // SAFETY: the caller passes null or a place for a pointer.
+    unsafe { handle::make(pool, create) }
 }
 
 /// The consumer's end of a pool that has not ended.
@@ -128,7 +126,7 @@ unsafe fn consumer<'a>(pool: *mut PagePool) -> Result<&'a mut pagemill::PagePool
     unsafe { (*handle::get(pool)?.consumer.get()).as_mut() }.ok_or(Error::Handle)
 }
 
-/// Takes a page. `*page` gets it, or null. Its contents are what its last owner left, unless `gfp_bits` has `PAGEMILL_GFP_ZERO`.
+/// Takes a page. `*page` gets it, or null. Its contents are what its last owner left, unless `gfp` has `PAGEMILL_GFP_ZERO`.
 ///
 /// It comes from the cache. An empty cache is filled with up to 64 pages from the ring, else with up to 64 of the allocator in one request.
 /// What the flags say of reclaim and waiting holds for that request; it never tries for all 64.
@@ -140,13 +138,13 @@ unsafe fn consumer<'a>(pool: *mut PagePool) -> Result<&'a mut pagemill::PagePool
 ///
 /// Threads: the consumer. Signal handlers: no.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pagemill_page_pool_alloc(pool: *mut PagePool, gfp_bits: u32, page: *mut *mut c_void) -> Error {
+pub unsafe extern "C" fn pagemill_page_pool_alloc(pool: *mut PagePool, gfp: u32, page: *mut *mut c_void) -> Error {
     // SAFETY: the caller passes null or a place for a pointer.
     let Some(place) = (unsafe { page.as_mut() }) else { return Error::Argument };
     *place = null_mut();
     let mut alloc = || {
         // SAFETY: the caller passes null or a handle, and is the consumer.
-        let page = unsafe { consumer(pool) }?.alloc(gfp(gfp_bits)?)?;
+        let page = unsafe { consumer(pool) }?.alloc(gfp::gfp(gfp)?)?;
         *place = PoolPage::into_raw(page).cast();
         Ok(())
     };
@@ -162,7 +160,7 @@ pub unsafe extern "C" fn pagemill_page_pool_alloc(pool: *mut PagePool, gfp_bits:
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagemill_page_pool_alloc_bulk(
     pool: *mut PagePool,
-    gfp_bits: u32,
+    gfp: u32,
     slots: *mut *mut c_void,
     n: i64,
     added: *mut usize,
@@ -170,7 +168,7 @@ pub unsafe extern "C" fn pagemill_page_pool_alloc_bulk(
     let mut count = 0;
     let mut alloc = || {
         // SAFETY: the caller passes null or a handle, and is the consumer.
-        let (pool, gfp) = (unsafe { consumer(pool) }?, gfp(gfp_bits)?);
+        let (pool, gfp) = (unsafe { consumer(pool) }?, gfp::gfp(gfp)?);
         // SAFETY: the caller passes n slots.
         let slots = unsafe { bulk::slots_of(slots, bulk::count(n)?) }?;
         for slots in slots.chunks_mut(64) {
@@ -258,16 +256,9 @@ pub unsafe extern "C" fn pagemill_page_pool_put_bulk(
         let mut refused = Ok(());
         for slots in slots.chunks_mut(64) {
             let mut pages = [const { None }; 64];
-            for (slot, page) in slots.iter_mut().zip(&mut pages).filter(|(slot, _)| !slot.is_null()) {
-                // SAFETY: the caller gives up the page, or it is refused.
-                match unsafe { home.from_raw(*slot) } {
-                    Ok(own) => {
-                        *page = Some(own);
-                        *slot = null_mut();
-                    }
-                    Err(misuse) => refused = refused.and(Err(misuse.into())),
-                }
-            }
+            // SAFETY: the caller gives up the pages, or they are refused.
+            let own = |page| Ok(unsafe { home.from_raw(page) }?);
+            refused = refused.and(bulk::own_slots(slots, &mut pages, own));
             let pages = &mut pages[..slots.len()];
             sum += if is_direct {
                 // SAFETY: the caller passes a handle, and is the consumer.
@@ -318,7 +309,7 @@ pub unsafe extern "C" fn pagemill_page_pool_release_page(pool: *mut PagePool, pa
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pagemill_page_pool_alloc_fragment(
     pool: *mut PagePool,
-    gfp_bits: u32,
+    gfp: u32,
     bytes: usize,
     fragment: *mut *mut c_void,
 ) -> Error {
@@ -328,7 +319,7 @@ pub unsafe extern "C" fn pagemill_page_pool_alloc_fragment(
     let mut alloc = || {
         // SAFETY: the caller passes null or a handle, and is the consumer.
         let (of, consumer) = unsafe { (handle::get(pool)?, consumer(pool)?) };
-        let mut frag = consumer.alloc_frag(gfp(gfp_bits)?, bytes)?;
+        let mut frag = consumer.alloc_frag(gfp::gfp(gfp)?, bytes)?;
         let start = frag.as_mut_ptr();
         of.frags().insert(start.addr(), frag);
         *place = start.cast();

@@ -3,7 +3,6 @@ use crate::allocator::Allocator;
 use crate::error::{Error, code};
 use crate::handle::{self, handle};
 use core::ffi::c_void;
-use core::ptr::null_mut;
 use pagemill::{Shrink, ShrinkerDoes};
 use std::sync::Arc;
 
@@ -60,9 +59,6 @@ pub unsafe extern "C" fn pagemill_shrinker_register(
     does: u32,
     shrinker: *mut *mut Shrinker,
 ) -> Error {
-    // SAFETY: the caller passes null or a place for a pointer.
-    let Some(place) = (unsafe { shrinker.as_mut() }) else { return Error::Argument };
-    *place = null_mut();
     let register = || {
         let does = match does {
             PAGEMILL_SHRINKER_FREES => ShrinkerDoes::Nothing,
@@ -74,7 +70,8 @@ pub unsafe extern "C" fn pagemill_shrinker_register(
         // SAFETY: the caller passes null or a handle.
         Ok(unsafe { handle::get(allocator) }?.register_shrinker(Arc::new(function)))
     };
-    code(register().map(|registered| *place = handle::open(registered)))
+    // SAFETY: the caller passes null or a place for a pointer.
+    unsafe { handle::make(shrinker, register) }
 }
 
 /// Ends a registration. It does not wait for a call that is under way: free what `user` leads to only when none can be.

@@ -247,28 +247,28 @@ fn the_shared_library_has_the_symbols_and_versions_of_the_list_and_no_others() {
     assert!(others.is_empty(), "{others:?}");
 }
 
-/// The rows of the README's table of functions: their names, and the programs that call them.
-fn table() -> Vec<(Vec<String>, Vec<String>)> {
+/// The items of the README's list of functions: their names, and the programs that call them.
+fn listed() -> Vec<(Vec<String>, Vec<String>)> {
     let readme = fs::read_to_string(Path::new(FOLDER).join("README.md")).unwrap();
-    let (_, table) = readme.split_once("| tests |\n|---|---|---|---|\n").unwrap();
-    let rows = table.lines().take_while(|line| line.starts_with('|'));
-    let words = |cell: &str| cell.split(',').map(|word| word.trim_matches([' ', '`']).to_owned()).collect();
-    rows.map(|row| row.split('|').collect::<Vec<_>>()).map(|cells| (words(cells[2]), words(cells[4]))).collect()
+    let (_, list) = readme.split_once("## All functions\n").unwrap();
+    let items = list.split("\n- **").skip(1);
+    let words = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+    items.map(|item| item.split_once("):").unwrap()).map(|(about, names)| (words(names), words(about))).collect()
 }
 
 #[test]
-fn every_symbol_is_declared_and_in_the_table_of_the_readme_and_its_program_calls_it() {
+fn every_symbol_is_declared_and_in_the_list_of_the_readme_and_its_program_calls_it() {
     let declared = declared();
     let promised: BTreeSet<_> = promised().iter().map(|symbol| symbol.split('@').next().unwrap().to_owned()).collect();
     assert_eq!(declared, promised);
-    let mut listed = BTreeSet::new();
-    for (functions, programs) in table() {
+    let mut seen = BTreeSet::new();
+    for (functions, programs) in listed() {
         let program = |name| fs::read_to_string(Path::new(FOLDER).join("tests/c").join(name)).unwrap();
         let text: String = programs.iter().map(program).collect();
         for name in functions.iter().map(|name| format!("pagemill_{name}")) {
             assert!(text.contains(&format!("{name}(")), "{programs:?} do not call {name}");
-            assert!(listed.insert(name), "a function is listed twice");
+            assert!(seen.insert(name), "a function is listed twice");
         }
     }
-    assert_eq!(listed, declared);
+    assert_eq!(seen, declared);
 }

@@ -4,10 +4,10 @@
 //! behind. Here is what comes before: finding headers and libraries, compiling, and saying what is to be done about an error.
 
 use std::env;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_ulong};
 use std::fs;
-use std::io;
-use std::os::unix::process::ExitStatusExt;
+use std::io::{self, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::SystemTime;
@@ -22,52 +22,67 @@ mod libraries;
 /// This crate's folder, as long as the program is run where it was built.
 const FOLDER: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Run a module of the Linux kernel in a process, on Pagemill's pages.
+/// Run a module of the Linux kernel in a process, on Pagemill's pages
 ///
-/// Compiles FILE.c as it stands, with cc or $CC, against headers under the kernel's names. Then calls the module's first function, and,
-/// if that returned 0, its last one. What the module says (pr_info and so on) goes to standard output, as in the kernel's log; warnings
-/// and what pagemill-kmod says go to standard error.
-///
-/// Ends with 0 if the first function returned 0 or more, nothing was warned of, and all memory is freed; else with 1. If the module
-/// does not compile, or a parameter is wrong: 2.
+/// Compiles FILE.c as it stands against headers under the kernel's names. Then
+/// calls the module's first function, and, if that returned 0 or more, its last
+/// one. What the module says (pr_info and so on) goes to standard output, as in
+/// the kernel's log; warnings and what pagemill-kmod says go to standard error.
 #[derive(Parser)]
-#[command(
-    name = "pagemill-kmod",
-    version,
-    after_help = "Examples:\n  \
-        pagemill-kmod lib/test_free_pages.c\n  \
-        pagemill-kmod --init-on-alloc lib/test_meminit.c\n  \
-        pagemill-kmod lib/test_vmalloc.c nr_threads=2 test_loop_count=1000\n  \
-        CFLAGS=-fsanitize=address pagemill-kmod FILE.c    (options for the compiler)\n  \
-        PAGEMILL_FAIL=after=100 pagemill-kmod FILE.c      (pages run out, after a hundred trips to a zone)\n\n\
-        On Debian, `apt-get install linux-source` brings the kernel's own test modules."
-)]
+#[command(name = "pagemill-kmod", version, verbatim_doc_comment, after_help = AFTER_HELP)]
 struct Args {
-    /// The module; behind it, other files in C that belong to it, and its parameters.
+    /// The module's source file
     #[arg(value_name = "FILE.c", required = true)]
     file: PathBuf,
+    /// More files in C that belong to it, and its parameters
     #[arg(value_name = "FILE.c|NAME=VALUE")]
     rest: Vec<String>,
-    /// Zero all memory that is allocated, as a kernel does with init_on_alloc=1 (Debian's does by default).
+    /// Zero all memory that is allocated, as init_on_alloc=1 in the kernel
     #[arg(long)]
     init_on_alloc: bool,
-    /// Look for headers in this folder too, before Pagemill's.
+    /// Look for headers in this folder too, before Pagemill's
     #[arg(short = 'I', value_name = "DIR")]
     include: Vec<PathBuf>,
-    /// Keep the program that was compiled, and say where: for a debugger.
+    /// Keep the program that was compiled, and say where: for a debugger
     #[arg(long)]
     keep: bool,
 }
+
+const AFTER_HELP: &str = "\
+Examples:
+  pagemill-kmod lib/test_free_pages.c
+  pagemill-kmod --init-on-alloc lib/test_meminit.c
+  pagemill-kmod lib/test_vmalloc.c nr_threads=2 test_loop_count=1000
+
+On Debian, `apt-get install linux-source` brings the kernel's own test modules,
+packed in /usr/src.
+
+Exit codes:
+  0  the first function returned 0 or more, nothing was warned of, and all
+     memory is freed
+  1  anything else that happened while the module ran
+  2  the module does not compile or has no first function, or a parameter or the
+     command line is wrong
+
+Environment:
+  CC, CFLAGS               the compiler (cc) and more options for it, divided at
+                           spaces; quotes are passed on as they are
+  PAGEMILL_FAIL=after=100  pages run out, after a hundred trips to a zone";
 
 fn main() -> ExitCode {
     let args = Args::parse();
     match run(&args) {
         Ok(code) => code,
         Err(message) => {
-            eprintln!("pagemill-kmod: {message}");
+            say(&format!("pagemill-kmod: {message}\n"));
             ExitCode::from(2)
         }
     }
+}
+
+/// Writes to standard error. Whoever closed that wants to read no more.
+fn say(text: &str) {
+    _ = io::stderr().write_all(text.as_bytes());
 }
 
 fn run(args: &Args) -> Result<ExitCode, String> {
@@ -76,7 +91,13 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     let mut sources = vec![args.file.clone()];
     sources.extend(more.into_iter().map(PathBuf::from));
     for source in &mut sources {
-        fs::metadata(&*source).map_err(|error| format!("{}: {error}", source.display()))?;
+        let found = fs::metadata(&*source).map_err(|error| {
+            let next = "name a module's source file: one of a kernel's source, for example (Debian: apt-get install linux-source)";
+            format!("{}: {error}; {next}", source.display())
+        })?;
+        if found.is_dir() {
+            return Err(format!("{} is a folder; name a module's source file in it", source.display()));
+        }
         if source.as_os_str().as_encoded_bytes().starts_with(b"-") {
             // The compiler would take it for an option.
             *source = Path::new(".").join(&*source);
@@ -91,21 +112,33 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     compile(&sources, &args.include, &name, &program)?;
     if args.keep {
         // Its folder stays.
-        eprintln!("pagemill-kmod: the program is {}", folder.keep().join(&name).display());
+        say(&format!("pagemill-kmod: the program is {}\n", folder.keep().join(&name).display()));
     }
     let mut command = Command::new(&program);
     command.args(args.init_on_alloc.then_some("--init-on-alloc")).arg(&name).args(parameters).stdin(Stdio::null());
+    // SAFETY: one system call, which touches nothing of this process's.
+    unsafe { command.pre_exec(end_with_parent) };
     let status = command.status().map_err(|error| format!("{}: {error}", program.display()))?;
-    if let Some(signal) = status.signal().filter(|&signal| signal != SIGINT) {
+    // With ^C, and as soon as nobody reads the log (`| head`), a program just ends.
+    if let Some(signal) = status.signal().filter(|&signal| signal != SIGINT && signal != SIGPIPE) {
         let next = "run it with --keep, and the program in gdb";
-        eprintln!("pagemill-kmod: {name}: {} ended it; {next}", signal_name(signal));
+        say(&format!("pagemill-kmod: {name}: {} ended it; {next}\n", signal_name(signal)));
     }
     Ok(ExitCode::from(status.code().map_or(1, |code| u8::try_from(code).unwrap_or(1))))
 }
 
 const SIGINT: c_int = 2;
+const SIGPIPE: c_int = 13;
 unsafe extern "C" {
     safe fn signal(signal: c_int, handler: extern "C" fn(c_int)) -> usize;
+    safe fn prctl(what: c_int, value: c_ulong) -> c_int;
+}
+
+/// A module may run for ever: if this program is killed, it goes too.
+fn end_with_parent() -> io::Result<()> {
+    const PR_SET_PDEATHSIG: c_int = 1;
+    const SIGKILL: c_ulong = 9;
+    if prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// ^C ends the compiler or the module, which do not inherit this function. Then this program removes its folder.
@@ -132,7 +165,7 @@ fn compile(sources: &[PathBuf], include: &[PathBuf], name: &str, program: &Path)
         format!("{compiler}: {error}; install a C compiler (Debian: apt-get install gcc), or name one in CC")
     })?;
     let said = String::from_utf8_lossy(&ran.stderr);
-    eprint!("{said}");
+    say(&said);
     if ran.status.success() {
         return Ok(());
     }

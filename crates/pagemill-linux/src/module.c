@@ -1,8 +1,8 @@
 /* The program that pagemill-kmod makes of a module: sets its parameters, calls its first and its last function, and says what it leaves
  * behind.
  *
- * Ends with 0; 1 if the first function returned an error, the module was warned of anything or did not free all its memory; 2 if a
- * parameter is wrong. A program with a function main of its own does not get this file. */
+ * Ends with 0; 1 if the first function returned an error, the module was warned of anything or did not free all its memory; 2 if
+ * it has no first function or a parameter is wrong. A program with a function main of its own does not get this file. */
 #include "internal.h"
 #include "module.h"
 #include <limits.h>

@@ -176,7 +176,10 @@ void pagemill_linux_page_pool_put_bulk(struct page_pool *pool, struct page **pag
         if (put == 0)
             continue;
         size_t count;
-        pagemill_page_pool_put_bulk(own->pages, blocks, put, 0, &count);
+        enum pagemill_error error = pagemill_page_pool_put_bulk(own->pages, blocks, put, 0, &count);
+        for (int64_t block = 0; error != PAGEMILL_ERROR_NONE && block < put; block++)
+            if (blocks[block])
+                pagemill_linux_refused(__func__, virt_to_page(blocks[block]), error);
         came_back(own, (long)count);
     }
 }

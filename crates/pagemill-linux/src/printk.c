@@ -23,8 +23,12 @@ static bool is_inside_line;
 static int print_error(FILE *to, const struct printf_info *info, const void *const *arguments) {
     void *pointer = **(void *const *const *)arguments;
     const char *name = IS_ERR(pointer) ? strerrorname_np((int)-PTR_ERR(pointer)) : NULL;
-    (void)info;
-    return name ? fprintf(to, "-%s", name) : fprintf(to, "%p", pointer);
+    char text[64];
+    if (name)
+        snprintf(text, sizeof text, "-%s", name);
+    else
+        snprintf(text, sizeof text, "%p", pointer);
+    return fprintf(to, "%*s", info->left ? -info->width : info->width, text);
 }
 
 static int error_takes(const struct printf_info *info, size_t n, int *types, int *sizes) {
@@ -48,7 +52,8 @@ int vprintk(const char *format, va_list arguments) {
     bool is_begun = false;
     for (const char *at = format; *at && to < sizeof known - 1; at++) {
         bool is_pointer = is_begun && at[0] == 'p';
-        is_begun = at[0] == '%' && !is_begun;
+        /* Flags, a width and a precision may stand before the letter. */
+        is_begun = is_begun ? strchr("-+ #.*0123456789", at[0]) != NULL : at[0] == '%';
         known[to++] = is_pointer && at[1] == 'e' ? 'Y' : *at;
         if (is_pointer && at[1] && strchr("exK", at[1]))
             at++;

@@ -2,7 +2,7 @@
 //!
 //! The kernel's own modules are run by the step `modules` of `cargo xtask test`, which fetches them.
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -46,10 +46,16 @@ fn a_module_finds_the_surroundings_that_it_is_used_to() {
         assert_eq!(log[0], "surroundings: number -3 flag 1 sizes 2: 1 2 label abc words a b small 200");
         assert!(log.contains(&"dev1: gone".to_owned()), "{log:?}");
         let tail: Vec<_> = log.iter().skip_while(|line| !line.contains("an error")).collect();
-        let before = ["an error is -ENOMEM, an address 0x10", "a line that goes on", "no end", "once"];
+        let before = [
+            "an error is -ENOMEM, an address 0x10",
+            "|  -ENOMEM|-EINVAL | 0x10|5%pe",
+            "a line that goes on",
+            "no end",
+            "once",
+        ];
         let before = before.map(|line| format!("surroundings: {line}"));
-        assert_eq!(tail[..4], before.iter().collect::<Vec<_>>());
-        assert!(tail[4] == "Call Trace:" && tail[5].starts_with(" init_module+0x"), "{tail:?}");
+        assert_eq!(tail[..5], before.iter().collect::<Vec<_>>());
+        assert!(tail[5] == "Call Trace:" && tail[6].starts_with(" init_module+0x"), "{tail:?}");
         assert_eq!(*tail.last().unwrap(), "surroundings: the end");
         let end = "pagemill-kmod: surroundings: its first function returned 0, the last one ran, and all its memory is freed\n";
         assert_eq!(said, end);
@@ -129,6 +135,22 @@ fn what_does_not_compile_is_told_with_the_next_step() {
     assert!(said.contains("no-such-compiler: ") && said.contains("apt-get install gcc"), "{said}");
     let (code, _, said) = kmod(|command| command.arg("no-such-file.c"));
     assert_eq!((code, said.lines().count()), (2, 1), "{said}");
+    assert!(said.contains("name a module's source file"), "{said}");
+    let folder = tempfile::tempdir().unwrap();
+    let (code, _, said) = kmod(|command| command.arg(folder.path()));
+    assert!(code == 2 && said.ends_with(" is a folder; name a module's source file in it\n"), "{said}");
+}
+
+#[test]
+fn a_log_that_nobody_reads_ends_a_module_without_a_word() {
+    let nobody = || std::io::pipe().unwrap().1;
+    let run = |name, arrange: fn(&mut Command, Stdio) -> &mut Command| {
+        let mut command = Command::new(&*PROGRAM);
+        arrange(command.arg(module(name)), nobody().into()).output().unwrap()
+    };
+    let ran = run("bulk_bench.c", |command, nobody| command.stdout(nobody));
+    assert_eq!((ran.status.code(), String::from_utf8(ran.stderr).unwrap()), (Some(1), String::new()));
+    assert_eq!(run("no_header.c", |command, nobody| command.stderr(nobody)).status.code(), Some(2));
 }
 
 #[test]
@@ -170,6 +192,7 @@ fn parameters_that_cannot_be_are_refused() {
     for part in ["pagemill-kmod lib/test_free_pages.c", "test_loop_count=1000", "--init-on-alloc", "linux-source"] {
         assert!(text.contains(part), "{text}");
     }
+    assert!(text.lines().all(|line| line.len() <= 80), "{text}");
 }
 
 #[test]
@@ -223,4 +246,18 @@ fn an_interrupt_ends_a_module_and_leaves_no_file() {
     let ran = running.wait_with_output().unwrap();
     assert_eq!((ran.status.code(), String::from_utf8(ran.stderr).unwrap()), (Some(1), String::new()));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_module_ends_when_pagemill_kmod_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(&*PROGRAM);
+    command.arg(module("waits.c")).env("TMPDIR", folder.path()).stdout(Stdio::piped());
+    let mut running = command.spawn().unwrap();
+    let mut log = BufReader::new(running.stdout.take().unwrap());
+    log.read_line(&mut String::new()).unwrap();
+    running.kill().unwrap();
+    running.wait().unwrap();
+    // The log has an end once nobody can write to it.
+    assert_eq!(log.read_to_end(&mut Vec::new()).unwrap(), 0);
 }

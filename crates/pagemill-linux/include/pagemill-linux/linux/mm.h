@@ -4,6 +4,7 @@
 
 #include <asm/page.h>
 #include <linux/bug.h>
+#include <linux/err.h>
 #include <linux/errno.h>
 #include <linux/gfp.h>
 #include <linux/page_ref.h>

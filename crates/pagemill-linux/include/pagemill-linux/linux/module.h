@@ -2,6 +2,7 @@
 #ifndef PAGEMILL_LINUX_MODULE_H
 #define PAGEMILL_LINUX_MODULE_H
 
+#include <linux/err.h>
 #include <linux/errno.h>
 #include <linux/init.h>
 #include <linux/kernel.h>

@@ -331,6 +331,7 @@ static int __init surroundings_init(void) {
     devices();
     numbers();
     pr_debug("an error is %pe, an address %px\n", ERR_PTR(-ENOMEM), (void *)0x10);
+    pr_info("|%9pe|%-8pe|%5px|%d%%pe\n", ERR_PTR(-ENOMEM), ERR_PTR(-EINVAL), (void *)0x10, 5);
     pr_info("a line");
     pr_cont(" that goes on\n");
     pr_warn("no end");

@@ -5,6 +5,7 @@
 static int __init first(void) {
     pr_info("it has begun, at 0%%percent\n");
     msleep(60000);
+    pr_info("nobody has ended it\n");
     return 0;
 }
 module_init(first)
