@@ -152,13 +152,7 @@ impl Luks {
         only: Option<u32>,
         limits: &Limits,
     ) -> Result<(u32, Locked), Error> {
-        if let Some(number) = only {
-            self.check_slot(number)?;
-            if !self.openers().is_empty() && !self.openers().contains(&number) {
-                let why = format!("keyslot {number} holds the key of something else: it does not open the volume");
-                return Err(Error::Request(why));
-            }
-        }
+        only.map_or(Ok(()), |number| self.check_opener(number))?;
         let found = match self {
             Self::V1(header) => header.unlock(store, passphrase, only, limits),
             Self::V2(header) => header.unlock(store, passphrase, only, limits),
@@ -280,7 +274,7 @@ impl Luks {
         slot: &NewSlot,
         number: u32,
     ) -> Result<u32, Error> {
-        self.check_slot(number)?;
+        self.check_opener(number)?;
         let heir = self.add_slot(store, key, slot, None)?;
         match self {
             // Its key material stays where it is, and the numbers go by the places.
@@ -326,6 +320,16 @@ impl Luks {
             Self::V1(header) if header.used().contains(&number) => Ok(()),
             Self::V1(_) => Err(no_such_slot(number)),
         }
+    }
+
+    /// The same, and that it holds the volume's key, if any does.
+    fn check_opener(&self, number: u32) -> Result<(), Error> {
+        self.check_slot(number)?;
+        if !self.openers().is_empty() && !self.openers().contains(&number) {
+            let why = format!("keyslot {number} holds the key of something else: it does not open the volume");
+            return Err(Error::Request(why));
+        }
+        Ok(())
     }
 
     /// Checks that some keyslot can be tried, if there are any. Called before the user is asked for a passphrase.
