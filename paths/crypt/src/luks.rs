@@ -1,7 +1,7 @@
 //! A LUKS volume of either version: which version it is, and the operations that both have.
 use crate::cipher::SectorSize;
 use crate::hash::Hash;
-use crate::kdf::{KdfChoice, KdfKind, Limits};
+use crate::kdf::{Kdf, KdfChoice, KdfKind, Limits};
 use crate::secret::{Locked, scrub_stack};
 use crate::store::Store;
 use crate::volume::{Geometry, Volume};
@@ -22,6 +22,13 @@ pub enum Luks {
     V1(luks1::Header),
     /// Version 2.
     V2(luks2::Header),
+}
+
+/// A new keyslot that has no place yet: its function, the splitter's hash, and the key that encrypts its material.
+pub(crate) struct NewSlot {
+    pub(crate) kdf: Kdf,
+    pub(crate) hash: Hash,
+    pub(crate) key: Locked,
 }
 
 /// The parameters of a new volume.
@@ -145,13 +152,7 @@ impl Luks {
         only: Option<u32>,
         limits: &Limits,
     ) -> Result<(u32, Locked), Error> {
-        if let Some(number) = only {
-            self.check_slot(number)?;
-            if !self.openers().is_empty() && !self.openers().contains(&number) {
-                let why = format!("keyslot {number} holds the key of something else: it does not open the volume");
-                return Err(Error::Request(why));
-            }
-        }
+        only.map_or(Ok(()), |number| self.check_opener(number))?;
         let found = match self {
             Self::V1(header) => header.unlock(store, passphrase, only, limits),
             Self::V2(header) => header.unlock(store, passphrase, only, limits),
@@ -191,12 +192,46 @@ impl Luks {
         choice: &KdfChoice,
         wanted: Option<u32>,
     ) -> Result<u32, Error> {
+        let slot = self.derive_slot(key, passphrase, choice)?;
+        self.add_slot(store, key, &slot, wanted)
+    }
+
+    /// The part of [`Luks::add_key`] that takes long and writes nothing: derives the key of a new keyslot.
+    pub(crate) fn derive_slot(&self, key: &Locked, passphrase: &[u8], choice: &KdfChoice) -> Result<NewSlot, Error> {
+        let choice = match self {
+            Self::V1(header) => header.choice(choice)?,
+            Self::V2(_) => *choice,
+        };
+        let kdf = choice.make(key.len())?;
+        let mut slot_key = Locked::zeroed(key.len());
+        let derived = kdf.derive(passphrase, &mut slot_key, &Limits::NONE);
+        scrub_stack();
+        derived.map(|()| NewSlot { kdf, hash: choice.hash, key: slot_key })
+    }
+
+    /// The part of [`Luks::add_key`] that writes.
+    pub(crate) fn add_slot(
+        &mut self,
+        store: &dyn Store,
+        key: &Locked,
+        slot: &NewSlot,
+        wanted: Option<u32>,
+    ) -> Result<u32, Error> {
         let number = match self {
-            Self::V1(header) => header.add(store, key, passphrase, choice, wanted),
-            Self::V2(header) => header.add(store, key, passphrase, choice, wanted),
+            Self::V1(header) => header.add(store, key, slot, wanted),
+            Self::V2(header) => header.add(store, key, slot, wanted),
         };
         scrub_stack();
         number
+    }
+
+    /// Whether both were read from the same header, and nothing was changed in between.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::V1(header), Self::V1(other)) => header == other,
+            (Self::V2(header), Self::V2(other)) => header.is_same(other),
+            _ => false,
+        }
     }
 
     /// Wipes keyslot `number`; the last keyslot that opens the volume only if `even_last` is set.
@@ -209,7 +244,42 @@ impl Luks {
         }
         match self {
             Self::V1(header) => header.remove(store, number),
-            Self::V2(header) => header.remove(store, number),
+            Self::V2(header) => header.remove(store, number, None),
+        }
+    }
+
+    /// Puts `passphrase` in the place of the one that opens keyslot `number`, for the volume key that [`Luks::unlock`]
+    /// returned. Returns the keyslot's number, which stays the same in LUKS2. At every moment one of the two opens the
+    /// volume.
+    ///
+    /// # Errors
+    /// As for [`Luks::add_key`] and [`Luks::remove_key`]: a free keyslot is needed meanwhile.
+    pub fn change_key(
+        &mut self,
+        store: &dyn Store,
+        key: &Locked,
+        passphrase: &[u8],
+        choice: &KdfChoice,
+        number: u32,
+    ) -> Result<u32, Error> {
+        let slot = self.derive_slot(key, passphrase, choice)?;
+        self.change_slot(store, key, &slot, number)
+    }
+
+    /// The part of [`Luks::change_key`] that writes.
+    pub(crate) fn change_slot(
+        &mut self,
+        store: &dyn Store,
+        key: &Locked,
+        slot: &NewSlot,
+        number: u32,
+    ) -> Result<u32, Error> {
+        self.check_opener(number)?;
+        let heir = self.add_slot(store, key, slot, None)?;
+        match self {
+            // Its key material stays where it is, and the numbers go by the places.
+            Self::V1(header) => header.remove(store, number).map(|()| heir),
+            Self::V2(header) => header.remove(store, number, Some(heir)).map(|()| number),
         }
     }
 
@@ -250,6 +320,16 @@ impl Luks {
             Self::V1(header) if header.used().contains(&number) => Ok(()),
             Self::V1(_) => Err(no_such_slot(number)),
         }
+    }
+
+    /// The same, and that it holds the volume's key, if any does.
+    fn check_opener(&self, number: u32) -> Result<(), Error> {
+        self.check_slot(number)?;
+        if !self.openers().is_empty() && !self.openers().contains(&number) {
+            let why = format!("keyslot {number} holds the key of something else: it does not open the volume");
+            return Err(Error::Request(why));
+        }
+        Ok(())
     }
 
     /// Checks that some keyslot can be tried, if there are any. Called before the user is asked for a passphrase.

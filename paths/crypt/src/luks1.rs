@@ -11,7 +11,7 @@ use crate::af::{self, STRIPES};
 use crate::bytes::{Fields, filled, put, shown};
 use crate::hash::Hash;
 use crate::kdf::{self, Kdf, KdfChoice, KdfKind, Limits, SALT};
-use crate::luks::{self, first_that_opens};
+use crate::luks::{self, NewSlot, first_that_opens};
 use crate::secret::{Locked, random};
 use crate::store::Store;
 use crate::volume::{Geometry, UNIT};
@@ -293,28 +293,30 @@ impl Header {
         Ok(bool::from(found.ct_eq(&self.digest)).then_some(key))
     }
 
-    /// Puts `passphrase` into a free keyslot, `wanted` or the first one, and writes the header. Returns the keyslot's
-    /// number.
+    /// The choice for a new keyslot, with the header's hash.
+    pub(crate) fn choice(&self, choice: &KdfChoice) -> Result<KdfChoice, Error> {
+        self.check_supported()?;
+        if choice.kind != KdfKind::Pbkdf2 {
+            return Err(Error::Request("a LUKS1 keyslot is made with pbkdf2 alone: say --kdf pbkdf2".to_owned()));
+        }
+        Ok(KdfChoice { hash: self.hash()?, ..*choice })
+    }
+
+    /// Puts `new` into a free keyslot, `wanted` or the first one, and writes the header. Returns the keyslot's number.
     pub(crate) fn add(
         &mut self,
         store: &dyn Store,
         key: &[u8],
-        passphrase: &[u8],
-        choice: &KdfChoice,
+        new: &NewSlot,
         wanted: Option<u32>,
     ) -> Result<u32, Error> {
         self.check_supported()?;
-        let hash = self.hash()?;
-        if choice.kind != KdfKind::Pbkdf2 {
-            return Err(Error::Request("a LUKS1 keyslot is made with pbkdf2 alone: say --kdf pbkdf2".to_owned()));
-        }
         let is_free = |slot: &u32| self.slots.get(*slot as usize).is_some_and(|slot| !slot.is_active);
         let Some(number) = wanted.or_else(|| (0..SLOTS).find(is_free)).filter(is_free) else {
             return Err(luks::no_free_slot(wanted, SLOTS));
         };
-        let made = KdfChoice { hash, ..*choice }.make(self.key_bytes)?;
         let mut slot = self.slots[number as usize].clone();
-        let Kdf::Pbkdf2 { iterations, salt, .. } = &made else { unreachable!("PBKDF2 was asked for") };
+        let Kdf::Pbkdf2 { iterations, salt, .. } = &new.kdf else { unreachable!("PBKDF2 was asked for") };
         slot.is_active = true;
         slot.iterations = *iterations;
         slot.salt.copy_from_slice(salt);
@@ -324,9 +326,7 @@ impl Header {
         // Reading a header does not check the places of unused keyslots.
         changed.check_areas(store.size().map_err(|e| Error::io("the header's file", e))?)?;
 
-        let mut slot_key = Locked::zeroed(self.key_bytes);
-        made.derive(passphrase, &mut slot_key, &Limits::NONE)?;
-        let material = af::seal(&slot_key, key, STRIPES, hash)?;
+        let material = af::seal(&new.key, key, STRIPES, new.hash)?;
         luks::write_synced(store, &material, changed.area(&slot).start, &format!("keyslot {number}"))?;
         changed.write(store)?;
         *self = changed;

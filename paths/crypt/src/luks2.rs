@@ -20,8 +20,8 @@ use subtle::ConstantTimeEq;
 use crate::af::{self, STRIPES};
 use crate::bytes::{filled, shown};
 use crate::hash::Hash;
-use crate::kdf::{self, Kdf, KdfChoice, Limits, SALT};
-use crate::luks::{self, first_that_opens};
+use crate::kdf::{self, Kdf, Limits, SALT};
+use crate::luks::{self, NewSlot, first_that_opens};
 use crate::secret::{Locked, random};
 use crate::store::Store;
 use crate::volume::Geometry;
@@ -368,14 +368,17 @@ impl Header {
         Ok(bool::from(found.ct_eq(expected)).then_some(key))
     }
 
-    /// Puts `passphrase` into a free keyslot, `wanted` or the first one, and writes the header. Returns the keyslot's
-    /// number.
+    /// Whether nothing was changed between reading this and `other`.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.copy == other.copy
+    }
+
+    /// Puts `new` into a free keyslot, `wanted` or the first one, and writes the header. Returns the keyslot's number.
     pub(crate) fn add(
         &mut self,
         store: &dyn Store,
         key: &[u8],
-        passphrase: &[u8],
-        choice: &KdfChoice,
+        new: &NewSlot,
         wanted: Option<u32>,
     ) -> Result<u32, Error> {
         self.check_changeable()?;
@@ -389,8 +392,7 @@ impl Header {
         };
         let size = (af::material_len(key.len(), STRIPES) as u64).next_multiple_of(metadata::ALIGN);
         let offset = self.free_area(size)?;
-        let kdf = choice.make(key.len())?;
-        let hash = choice.hash;
+        let NewSlot { kdf, hash, key: slot_key } = new;
         let slot = json!({
             "type": "luks2",
             "key_size": key.len(),
@@ -402,7 +404,7 @@ impl Header {
                 "encryption": CIPHER,
                 "key_size": key.len(),
             },
-            "kdf": kdf_json(&kdf),
+            "kdf": kdf_json(kdf),
         });
         let mut changed = self.clone();
         changed.object("keyslots")?.insert(number.to_string(), slot);
@@ -415,9 +417,7 @@ impl Header {
         }
         changed.prepare()?;
 
-        let mut slot_key = Locked::zeroed(key.len());
-        kdf.derive(passphrase, &mut slot_key, &Limits::NONE)?;
-        let material = af::seal(&slot_key, key, STRIPES, hash)?;
+        let material = af::seal(slot_key, key, STRIPES, *hash)?;
         // I2. So is wiping in `remove`.
         luks::write_synced(store, &material, offset, &format!("keyslot {number}"))?;
         changed.write(store)?;
@@ -425,15 +425,25 @@ impl Header {
         Ok(number)
     }
 
-    /// Wipes a keyslot, and writes the header without it.
-    pub(crate) fn remove(&mut self, store: &dyn Store, number: u32) -> Result<(), Error> {
+    /// Wipes a keyslot, and writes the header without it. Keyslot `heir`, which opens the same volume, then takes its
+    /// number and its priority.
+    pub(crate) fn remove(&mut self, store: &dyn Store, number: u32, heir: Option<u32>) -> Result<(), Error> {
         self.check_changeable()?;
         self.check_slot(number)?;
         let slot = &self.metadata.keyslots[&number];
         let area = slot.area.offset..slot.area.offset + slot.area.size;
         let mut changed = self.clone();
-        let name = number.to_string();
-        changed.object("keyslots")?.remove(&name);
+        let mut name = number.to_string();
+        let slots = changed.object("keyslots")?;
+        let old = slots.remove(&name);
+        if let Some(heir) = heir.map(|heir| heir.to_string())
+            && let Some(mut slot) = slots.remove(&heir)
+        {
+            if let Some(priority) = old.and_then(|old| old.get("priority").cloned()) {
+                slot["priority"] = priority;
+            }
+            slots.insert(std::mem::replace(&mut name, heir), slot);
+        }
         for owners in ["digests", "tokens"] {
             for owner in changed.object(owners)?.values_mut() {
                 if let Some(slots) = owner.get_mut("keyslots").and_then(Value::as_array_mut) {

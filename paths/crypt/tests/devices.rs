@@ -8,6 +8,7 @@ use std::process::Command;
 
 use crate::commands::{CHEAP, crypt, opening};
 use crate::common::*;
+use crate::keys_served::is_awaited;
 use pagemill_crypt::Error;
 
 /// A loop device over a file of 40 MiB, and its mount; both are removed when it is dropped.
@@ -166,15 +167,21 @@ fn a_devices_header_lock_is_cryptsetups() {
     let held = File::create(&lock).unwrap();
     held.lock_shared().unwrap();
     crypt(bench, &format!("info {name}")).unwrap();
-    let add = || crypt(bench, &format!("add-key {name} --key-file @pw --new-key-file @other {CHEAP}"));
-    assert!(matches!(add(), Err(Error::Busy(_))));
-    held.unlock().unwrap();
-    held.lock().unwrap();
-    assert!(matches!(crypt(bench, &format!("info {name}")), Err(Error::Busy(_))));
-    fs::remove_file(&lock).unwrap();
-    drop(held);
-    add().unwrap();
+    std::thread::scope(|scope| {
+        let added =
+            scope.spawn(|| crypt(bench, &format!("add-key {name} --key-file @pw --new-key-file @other {CHEAP}")));
+        until("the wait for the lock", || is_awaited(&held));
+        // As `cryptsetup` does when it is done: the one that waits then finds that its lock has lost its name.
+        fs::remove_file(&lock).unwrap();
+        drop(held);
+        added.join().unwrap().unwrap();
+    });
     assert!(fs::metadata(&lock).is_err());
+    // A lock that can't be taken is no reason to do without: others may have it.
+    std::os::unix::fs::symlink("elsewhere", &lock).unwrap();
+    let refused = crypt(bench, &format!("info {name}"));
+    fs::remove_file(&lock).unwrap();
+    assert!(matches!(refused, Err(Error::Io { .. })), "{refused:?}");
 }
 
 #[test]

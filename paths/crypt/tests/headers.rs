@@ -237,6 +237,24 @@ fn a_crash_at_any_moment_leaves_a_header_that_opens() {
 }
 
 #[test]
+fn a_crash_in_a_change_leaves_the_old_passphrase_or_the_new_one() {
+    for image in [image(), luks1_image()] {
+        let disk = Disk { is_watched: true, ..Disk::of(image) };
+        let (mut luks, key) = opened(&disk);
+        let number = luks.change_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), 0).unwrap();
+        for (i, crashed) in disk.crashes.take().into_iter().enumerate() {
+            let crashed = Disk::of(crashed);
+            assert!(opens(&crashed, PASSPHRASE) || opens(&crashed, OTHER), "crash {i} of version {luks:?}");
+        }
+        assert!(!opens(&disk, PASSPHRASE) && opens(&disk, OTHER));
+        let now = Luks::read(&disk).unwrap();
+        assert_eq!((now.used(), now.openers()), (vec![number], vec![number]));
+        assert_eq!(number, if matches!(now, Luks::V2(_)) { 0 } else { 1 });
+        assert!(matches!(luks.change_key(&disk, &key, PASSPHRASE, &cheap(KdfKind::Pbkdf2), 7), Err(Error::Request(_))));
+    }
+}
+
+#[test]
 fn unbound_keyslots_do_not_count_as_openers() {
     let disk = Disk::of(image());
     let (mut luks, key) = opened(&disk);
@@ -249,6 +267,8 @@ fn unbound_keyslots_do_not_count_as_openers() {
     assert_eq!((luks.used(), luks.openers()), (vec![0, 1], vec![0]));
     assert!(matches!(luks.remove_key(&disk, 0, false), Err(Error::LastKeyslot(0))));
     assert!(opens(&disk, PASSPHRASE));
+    // The new passphrase would take its place, and open nothing.
+    assert!(matches!(luks.change_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), 1), Err(Error::Request(_))));
     luks.remove_key(&disk, 1, false).unwrap();
     luks.remove_key(&disk, 0, true).unwrap();
     assert!(!opens(&disk, PASSPHRASE));

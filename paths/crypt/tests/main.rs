@@ -14,6 +14,7 @@ mod data;
 mod devices;
 mod fio;
 mod headers;
+mod keys_served;
 mod mount;
 mod nbd;
 mod nbd_clients;

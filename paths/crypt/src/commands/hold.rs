@@ -1,15 +1,19 @@
 //! Locks on images. There are two, so that keys can be changed while a server uses the data:
 //!
-//! - The *metadata lock*, held while a header is read or changed, is the same as `cryptsetup`'s: `flock` on an image
-//!   file, and for a block device on `/run/cryptsetup/L_major:minor`.
+//! - The *metadata lock* is `cryptsetup`'s: `flock` on an image file, and for a block device on
+//!   `/run/cryptsetup/L_major:minor`; shared while a header or key material is read, exclusive while they are written.
+//!   A program that finds it taken waits, as `cryptsetup` does. So it is never held while a user is asked for a
+//!   passphrase or a key is derived (I2); only `format`, which overwrites the header, holds it from end to end.
 //! - The *claim* is held as long as the data is used (`format`, `serve`, `mount`). A block device is opened with
 //!   `O_EXCL`, which the kernel refuses if the device is mounted or claimed. A file is locked by its open file
 //!   description (fcntl(2), `F_OFD_SETLK`), shared if it is only read.
 //!
 //! A loop device and the file behind it are the same bytes, so claiming one also claims the other (I1).
+//!
+//! `cryptsetup` does not look at the claim of a file. Its `reencrypt` is kept out by its own lock
+//! ([`ReencryptionLock`]).
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -17,34 +21,98 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{major, minor};
 
 use super::{folder, shown};
-use crate::Error;
+use crate::{Error, Luks, Store};
 
 /// Where `cryptsetup` locks devices' metadata.
 const LOCKS: &str = "/run/cryptsetup";
 
-/// An image that is opened for its header, with the metadata lock.
+/// An image that is opened for its header. As a [`Store`] it is locked for the time of each read.
 pub(super) struct HeaderFile {
     file: File,
-    _lock: MetadataLock,
+    path: PathBuf,
 }
 
-impl Deref for HeaderFile {
-    type Target = File;
+impl HeaderFile {
+    /// Opens an existing image for its header.
+    pub(super) fn open(path: &Path, may_write: bool) -> Result<Self, Error> {
+        has_blocks(path)?;
+        let file =
+            File::options().read(true).write(may_write).open(path).map_err(|error| Error::io(shown(path), error))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
 
-    fn deref(&self) -> &File {
-        &self.file
+    /// The same, of an image whose data is open.
+    pub(super) fn of_data(file: &File, path: &Path) -> Result<Self, Error> {
+        let file = file.try_clone().map_err(|error| Error::io(shown(path), error))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// Reads the header under a shared lock.
+    pub(super) fn read(&self) -> Result<Luks, Error> {
+        self.locked(false, |file| Luks::read(file))
+    }
+
+    /// Claims the image, as [`open_claimed`] does.
+    pub(super) fn claim(&self, may_write: bool) -> Result<Claim, Error> {
+        if !has_blocks(&self.path)? {
+            return Claim::of_file(&self.file, &self.path, may_write);
+        }
+        let (device, mut claim) = open_claimed(&self.path, may_write)?;
+        claim.devices.push(device);
+        Ok(claim)
+    }
+
+    /// Does `work` under the lock, which is exclusive if `may_write` is set.
+    pub(super) fn locked<T>(&self, may_write: bool, work: impl FnOnce(&File) -> Result<T, Error>) -> Result<T, Error> {
+        let _lock = MetadataLock::take(&self.file, &self.path, may_write)?;
+        work(&self.file)
     }
 }
 
-/// Opens an existing image for its header, and locks its metadata, exclusively if the header will be changed.
-pub(super) fn open_header(path: &Path, may_write: bool) -> Result<HeaderFile, Error> {
-    has_blocks(path)?;
-    let file = File::options().read(true).write(may_write).open(path).map_err(|error| Error::io(shown(path), error))?;
-    let lock = MetadataLock::take(&file, path, may_write)?;
-    Ok(HeaderFile { file, _lock: lock })
+impl Store for HeaderFile {
+    fn size(&self) -> io::Result<u64> {
+        self.file.size()
+    }
+
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        let _lock = MetadataLock::wait(&self.file, false)?;
+        self.file.read_at(buf, at)
+    }
+
+    /// What is written depends on what was read, so it takes [`HeaderFile::locked`].
+    fn write_at(&self, _: &[u8], _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+}
+
+/// Reads a header and unlocks it. Another program may move key material in between. So if the passphrase opens nothing,
+/// and the header has changed, both begin again. Returns the header too.
+pub(super) fn unlocked<T>(
+    read: impl Fn() -> Result<Luks, Error>,
+    mut unlock: impl FnMut(&Luks) -> Result<T, Error>,
+) -> Result<(Luks, T), Error> {
+    let mut luks = read()?;
+    loop {
+        match unlock(&luks) {
+            Ok(unlocked) => return Ok((luks, unlocked)),
+            Err(error @ Error::WrongPassphrase { .. }) => {
+                let now = read()?;
+                if now.is_same(&luks) {
+                    return Err(error);
+                }
+                luks = now;
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// The metadata lock; dropping it releases it.
+#[derive(Debug)]
 pub(super) struct MetadataLock {
     file: File,
     /// The lock of a device, which has a file of its own.
@@ -52,22 +120,27 @@ pub(super) struct MetadataLock {
 }
 
 impl MetadataLock {
-    /// Locks the image `file`, shared unless `may_write` is set.
+    /// Locks the image `file`, shared unless `may_write` is set, once no other program has the lock.
     pub(super) fn take(file: &File, path: &Path, may_write: bool) -> Result<Self, Error> {
-        let there = file.metadata().map_err(|error| Error::io(shown(path), error))?;
-        let name = format!("{LOCKS}/L_{}:{}", major(there.rdev()), minor(there.rdev()));
+        Self::wait(file, may_write).map_err(|error| Error::io(format!("locking {}", shown(path)), error))
+    }
+
+    fn wait(file: &File, may_write: bool) -> io::Result<Self> {
+        let flock = |file: &File| if may_write { file.lock() } else { file.lock_shared() };
+        let there = file.metadata()?;
+        let name = PathBuf::from(format!("{LOCKS}/L_{}:{}", major(there.rdev()), minor(there.rdev())));
         // Without permission for that file, the device's node is locked.
         while there.file_type().is_block_device()
-            && let Ok(lock) = lock_file(Path::new(&name))
+            && let Some(lock) = lock_file(&name)?
         {
-            flock(&lock, path, may_write)?;
+            flock(&lock)?;
             // The process that had the lock before may have removed its name.
-            if is_named(&lock, Path::new(&name)) {
-                return Ok(Self { file: lock, name: Some(name.into()) });
+            if is_named(&lock, &name) {
+                return Ok(Self { file: lock, name: Some(name) });
             }
         }
-        let file = file.try_clone().map_err(|error| Error::io(shown(path), error))?;
-        flock(&file, path, may_write)?;
+        let file = file.try_clone()?;
+        flock(&file)?;
         Ok(Self { file, name: None })
     }
 }
@@ -87,19 +160,60 @@ impl Drop for MetadataLock {
     }
 }
 
-fn lock_file(name: &Path) -> io::Result<File> {
+/// Opens a lock's file. `None` for a user who may not lock there; other errors do not mean that nobody has the lock.
+fn lock_file(name: &Path) -> io::Result<Option<File>> {
     // The folder exists already, or the next step reports the error.
     let _ = fs::DirBuilder::new().mode(0o700).create(LOCKS);
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.custom_flags(libc::O_NOFOLLOW).open(name)
+    match options.custom_flags(libc::O_NOFOLLOW).open(name).map(Some) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::ENOENT | libc::EROFS)) => {
+            Ok(None)
+        }
+        opened => opened,
+    }
 }
 
-fn flock(file: &File, path: &Path, may_write: bool) -> Result<(), Error> {
-    match if may_write { file.try_lock() } else { file.try_lock_shared() } {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => Err(Error::Busy(shown(path))),
-        Err(TryLockError::Error(error)) => Err(Error::io(format!("locking {}", shown(path)), error)),
+/// The lock that `cryptsetup reencrypt` (LUKS2) has to have alone, held shared: the data stays as it is.
+#[derive(Debug)]
+struct ReencryptionLock {
+    _lock: MetadataLock,
+    /// Locked while the lock is taken or released. Its file is removed under an exclusive lock, and a server that starts
+    /// at that moment would be refused.
+    folder: File,
+}
+
+impl ReencryptionLock {
+    /// `None` for a UUID that `cryptsetup` would not make, and for a user who may not lock there.
+    fn take(uuid: &str) -> Result<Option<Self>, Error> {
+        if uuid::Uuid::parse_str(uuid).is_err() {
+            return Ok(None);
+        }
+        let name = PathBuf::from(format!("{LOCKS}/LN_LUKS2-reencryption-{uuid}"));
+        let locking = |error| Error::io(format!("locking {}", shown(&name)), error);
+        while let Some(file) = lock_file(&name).map_err(locking)? {
+            let folder = File::open(LOCKS).map_err(locking)?;
+            folder.lock().map_err(locking)?;
+            match file.try_lock_shared() {
+                Ok(()) if is_named(&file, &name) => {
+                    folder.unlock().map_err(locking)?;
+                    return Ok(Some(Self { _lock: MetadataLock { file, name: Some(name) }, folder }));
+                }
+                // It was removed meanwhile.
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::Busy(format!("the volume {uuid} is being re-encrypted")));
+                }
+                Err(TryLockError::Error(error)) => return Err(locking(error)),
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for ReencryptionLock {
+    fn drop(&mut self) {
+        let _ = self.folder.lock();
     }
 }
 
@@ -136,24 +250,40 @@ fn is_named(file: &File, path: &Path) -> bool {
 /// Keeps others from using an image's data; dropping it ends that.
 #[derive(Debug, Default)]
 pub struct Claim {
-    #[expect(dead_code, reason = "they are kept locked")]
     files: Vec<LockedFile>,
-    #[expect(dead_code, reason = "they are kept open")]
     devices: Vec<File>,
+    reencryption: Option<ReencryptionLock>,
 }
 
 impl Claim {
     /// Claims an open file, and the loop devices over it.
     pub(super) fn of_file(file: &File, path: &Path, may_write: bool) -> Result<Self, Error> {
         let files = vec![LockedFile::new(file, path, may_write)?];
-        Ok(Self { files, devices: loops_over(file, None, may_write)? })
+        Ok(Self { files, devices: loops_over(file, None, may_write)?, ..Self::default() })
+    }
+
+    /// Claims another image too.
+    pub(super) fn add(&mut self, other: Self) {
+        self.files.extend(other.files);
+        self.devices.extend(other.devices);
+    }
+
+    /// Keeps `cryptsetup` from re-encrypting a LUKS2 volume meanwhile.
+    pub(super) fn keep_cipher(&mut self, luks: &Luks) -> Result<(), Error> {
+        if let Luks::V2(header) = luks {
+            self.reencryption = ReencryptionLock::take(&header.uuid())?;
+        }
+        Ok(())
     }
 
     /// For a block device that this program has opened exclusively: claims the file behind it, if it is a loop device.
     fn of_device(device: u64, path: &Path, may_write: bool) -> Result<Self, Error> {
         let Some(behind) = behind(device) else { return Ok(Self::default()) };
         match claimed_behind(&behind, path, may_write)? {
-            Some(file) => Ok(Self { devices: loops_over(&file.0, Some(device), may_write)?, files: vec![file] }),
+            Some(file) => {
+                let devices = loops_over(&file.0, Some(device), may_write)?;
+                Ok(Self { devices, files: vec![file], ..Self::default() })
+            }
             None => Ok(Self::default()),
         }
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use super::hold::open_header;
+use super::hold::HeaderFile;
 use super::{Said, faults, json_line, shown};
 use crate::volume::UNIT;
 use crate::{Error, Luks, SectorSize, Store, luks1, luks2};
@@ -65,11 +65,11 @@ struct Slot {
 }
 
 pub(super) fn run(args: &InfoArgs) -> Result<Said, Error> {
-    let data = open_header(&args.image, false)?;
+    let data = HeaderFile::open(&args.image, false)?;
     let data_len = data.size().map_err(|error| Error::io(shown(&args.image), error))?;
-    let detached = args.header.as_deref().map(|path| open_header(path, false)).transpose()?;
+    let detached = args.header.as_deref().map(|path| HeaderFile::open(path, false)).transpose()?;
     let of_header = args.header.as_ref().unwrap_or(&args.image);
-    let luks = Luks::read(&**detached.as_ref().unwrap_or(&data)).map_err(|error| error.in_file(of_header))?;
+    let luks = detached.as_ref().unwrap_or(&data).read().map_err(|error| error.in_file(of_header))?;
     let mut info = match &luks {
         Luks::V1(header) => of_luks1(header),
         Luks::V2(header) => of_luks2(header),

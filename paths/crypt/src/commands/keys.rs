@@ -1,12 +1,14 @@
-//! `pagemill crypt test-passphrase`, `add-key`, `remove-key`.
+//! `pagemill crypt test-passphrase`, `add-key`, `change-key`, `remove-key`.
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::hold::{HeaderFile, open_header};
+use super::hold::{HeaderFile, open_claimed, unlocked};
 use super::passphrase::{NewSecretArgs, SecretArgs};
 use super::{KdfArgs, LimitArgs, Said, faults, json_line, shown};
-use crate::luks::first_that_opens;
+use crate::luks::{NewSlot, first_that_opens};
+use crate::secret::Locked;
 use crate::{Error, Luks};
 
 /// The header, and the passphrase that opens it.
@@ -38,8 +40,8 @@ impl HeaderArgs {
 
     /// Errors come before the user has to type a passphrase.
     fn open(&self, may_write: bool) -> Result<(HeaderFile, Luks), Error> {
-        let file = open_header(self.file(), may_write)?;
-        let luks = Luks::read(&*file)?;
+        let file = HeaderFile::open(self.file(), may_write)?;
+        let luks = file.read()?;
         if may_write {
             luks.check_changeable()?;
         }
@@ -86,6 +88,28 @@ pub(super) struct AddArgs {
     kdf: KdfArgs,
 }
 
+/// Replace a passphrase: the old one opens the volume no more
+///
+/// Asks for the old one, and for the new one. In LUKS2 the keyslot keeps its
+/// number. A free keyslot is needed meanwhile: whenever this is stopped, the old
+/// passphrase or the new one opens the volume.
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(super) struct ChangeArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+
+    #[command(flatten)]
+    new: NewSecretArgs,
+
+    /// Change this keyslot [default: the one that the passphrase opens]
+    #[arg(long, value_name = "N")]
+    slot: Option<u32>,
+
+    #[command(flatten)]
+    kdf: KdfArgs,
+}
+
 /// Wipe a keyslot: its passphrase opens the volume no more
 ///
 /// Without --slot, the keyslot that the passphrase opens. With --slot N, keyslot
@@ -115,6 +139,10 @@ pub(super) fn add(args: &AddArgs) -> Result<Said, Error> {
     try_add(args).map_err(|error| error.in_file(args.header.file()))
 }
 
+pub(super) fn change_key(args: &ChangeArgs) -> Result<Said, Error> {
+    try_change(args).map_err(|error| error.in_file(args.header.file()))
+}
+
 pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
     try_remove(args).map_err(|error| error.in_file(args.header.file()))
 }
@@ -123,45 +151,132 @@ fn try_test(args: &TestArgs) -> Result<Said, Error> {
     let HeaderArgs { image, secret, limits, .. } = &args.header;
     let (file, luks) = args.header.open(false)?;
     luks.check_openers()?;
-    let (number, _) = luks.unlock(&*file, &secret.get(&shown(image))?, args.slot, &limits.limits())?;
+    let passphrase = secret.get(&shown(image))?;
+    let unlock = |luks: &Luks| luks.unlock(&file, &passphrase, args.slot, &limits.limits());
+    let (luks, (number, _)) = unlocked(|| file.read(), unlock)?;
     Ok(args.header.said(number, &format!("keyslot {number} opens"), faults(&luks, args.header.file())))
 }
 
+/// Changes the header. `prepare` does what takes long, without the lock: it checks passphrases and derives keys. `write`
+/// then writes the change under the lock. If another program has changed the header in between, both begin again; so
+/// no change of another is lost, and a passphrase that was removed meanwhile permits nothing.
+fn change<P, T>(
+    file: &HeaderFile,
+    mut prepare: impl FnMut(&Luks) -> Result<P, Error>,
+    mut write: impl FnMut(&mut Luks, &File, &P) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let read = || {
+        let luks = file.read()?;
+        luks.check_changeable().map(|()| luks)
+    };
+    loop {
+        let (before, prepared) = unlocked(read, &mut prepare)?;
+        let written = file.locked(true, |store| {
+            let mut now = Luks::read(store)?;
+            if now.is_same(&before) { write(&mut now, store, &prepared).map(Some) } else { Ok(None) }
+        })?;
+        if let Some(written) = written {
+            return Ok(written);
+        }
+    }
+}
+
 fn try_add(args: &AddArgs) -> Result<Said, Error> {
-    let HeaderArgs { image, secret, limits, .. } = &args.header;
-    let (file, mut luks) = args.header.open(true)?;
-    let choice = args.kdf.choice(luks.default_kdf())?;
-    let warnings = mended(&luks, args.header.file());
-    luks.check_openers()?;
-    let (_, key) = luks.unlock(&*file, &secret.get(&shown(image))?, None, &limits.limits())?;
-    let new = SecretArgs::from(args.new.clone()).get_new(&shown(image))?;
-    let number = luks.add_key(&*file, &key, &new, &choice, args.slot)?;
+    let (number, warnings) = with_new(&args.header, &args.new, &args.kdf, None, |luks, store, made| {
+        luks.add_slot(store, &made.key, &made.slot, args.slot)
+    })?;
     Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}"), warnings))
 }
 
+fn try_change(args: &ChangeArgs) -> Result<Said, Error> {
+    let (number, warnings) = with_new(&args.header, &args.new, &args.kdf, args.slot, |luks, store, made| {
+        luks.change_slot(store, &made.key, &made.slot, made.opened)
+    })?;
+    Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}, the old one is wiped"), warnings))
+}
+
+/// What it takes to write a keyslot for a new passphrase.
+struct Made {
+    /// The keyslot that the old passphrase opens.
+    opened: u32,
+    key: Locked,
+    slot: NewSlot,
+}
+
+/// Asks for a passphrase that opens the volume, by keyslot `only` if it is given, and for the new one. Then makes a
+/// keyslot for that, and lets `write` put it into the header. Returns its number, and warnings.
+fn with_new(
+    header: &HeaderArgs,
+    new: &NewSecretArgs,
+    kdf: &KdfArgs,
+    only: Option<u32>,
+    write: impl FnMut(&mut Luks, &File, &Made) -> Result<u32, Error>,
+) -> Result<(u32, Vec<String>), Error> {
+    let HeaderArgs { image, secret, limits, .. } = header;
+    let (file, luks) = header.open(true)?;
+    let choice = kdf.choice(luks.default_kdf())?;
+    let warnings = mended(&luks, header.file());
+    luks.check_openers()?;
+    let (passphrase, mut typed) = (secret.get(&shown(image))?, None);
+    let prepare = |luks: &Luks| {
+        let (opened, key) = luks.unlock(&file, &passphrase, only, &limits.limits())?;
+        // A wrong passphrase is refused before the new one has to be typed.
+        let new = match typed.take() {
+            Some(new) => new,
+            None => SecretArgs::from(new.clone()).get_new(&shown(image))?,
+        };
+        let slot = luks.derive_slot(&key, typed.insert(new), &choice)?;
+        Ok(Made { opened, key, slot })
+    };
+    Ok((change(&file, prepare, write)?, warnings))
+}
+
 fn try_remove(args: &RemoveArgs) -> Result<Said, Error> {
-    let HeaderArgs { image, secret, limits, .. } = &args.header;
-    let (file, mut luks) = args.header.open(true)?;
+    let HeaderArgs { image, header, secret, limits, .. } = &args.header;
+    let (file, luks) = args.header.open(true)?;
     let warnings = mended(&luks, args.header.file());
-    let number = match args.slot {
+    let is_last = |luks: &Luks, number| luks.openers() == [number];
+    let passphrase = match args.slot {
         // To give the volume up, no passphrase is needed.
-        Some(number) if args.last && luks.openers() == [number] => number,
-        Some(number) if luks.openers() == [number] => return Err(Error::LastKeyslot(number)),
+        Some(number) if args.last && is_last(&luks, number) => None,
+        Some(number) if is_last(&luks, number) => return Err(Error::LastKeyslot(number)),
         Some(number) => {
             luks.check_slot(number)?;
-            let passphrase = secret.get(&format!("{}, of another keyslot than {number}", shown(image)))?;
-            let others = luks.openers().into_iter().filter(|&other| other != number);
-            first_that_opens(others, |other| match luks.unlock(&*file, &passphrase, Some(other), &limits.limits()) {
-                Ok((_, key)) => Ok(Some(key)),
-                Err(Error::WrongPassphrase { .. }) => Ok(None),
-                Err(error) => Err(error),
-            })
-            .map_err(|error| error.of_passphrase(&passphrase))?;
-            number
+            Some(secret.get(&format!("{}, of another keyslot than {number}", shown(image)))?)
         }
-        None => luks.unlock(&*file, &secret.get(&shown(image))?, None, &limits.limits())?.0,
+        None => Some(secret.get(&shown(image))?),
     };
-    luks.remove_key(&*file, number, args.last)?;
+    let prepare = |luks: &Luks| {
+        let number = match (args.slot, &passphrase) {
+            (Some(number), _) if is_last(luks, number) => number,
+            (Some(number), Some(passphrase)) => {
+                luks.check_slot(number)?;
+                let others = luks.openers().into_iter().filter(|&other| other != number);
+                first_that_opens(others, |other| match luks.unlock(&file, passphrase, Some(other), &limits.limits()) {
+                    Ok((_, key)) => Ok(Some(key)),
+                    Err(Error::WrongPassphrase { .. }) => Ok(None),
+                    Err(error) => Err(error),
+                })
+                .map_err(|error| error.of_passphrase(passphrase))?;
+                number
+            }
+            (Some(number), None) => {
+                let why = format!("keyslot {number} is the last one no more: another was added meanwhile");
+                return Err(Error::Request(why));
+            }
+            (None, passphrase) => {
+                luks.unlock(&file, passphrase.as_deref().unwrap_or_default(), None, &limits.limits())?.0
+            }
+        };
+        let claims = match args.last && is_last(luks, number) {
+            // Without a keyslot a server's data is lost when the server ends.
+            true => Some((file.claim(true)?, header.is_some().then(|| open_claimed(image, true)).transpose()?)),
+            false => None,
+        };
+        Ok((number, claims))
+    };
+    let number =
+        change(&file, prepare, |luks, store, &(number, _)| luks.remove_key(store, number, args.last).map(|()| number))?;
     Ok(args.header.said(number, &format!("keyslot {number} is wiped"), warnings))
 }
 

@@ -2,8 +2,8 @@
 //! arguments and a `run`.
 //!
 //! A subcommand returns its output ([`Said`]), or passes messages on while it runs; the program prints them. A header
-//! is locked while it is read and changed, so two changes never overlap. Data is claimed as long as the volume is open;
-//! keys can be changed meanwhile.
+//! is locked while it is read and while it is written, so two changes never overlap. Data is claimed as long as the
+//! volume is open; keys can be changed meanwhile.
 mod format;
 mod hold;
 mod info;
@@ -51,6 +51,7 @@ Examples:
   pagemill crypt test-passphrase disk.img --key-file backup.key
   pagemill crypt serve disk.img --unix /tmp/disk.sock
   pagemill crypt mount disk.img plain
+  pagemill crypt change-key disk.img
   pagemill crypt remove-key disk.img --slot 1
 
 Exit codes:
@@ -65,6 +66,7 @@ enum Command {
     Info(info::InfoArgs),
     TestPassphrase(keys::TestArgs),
     AddKey(keys::AddArgs),
+    ChangeKey(keys::ChangeArgs),
     RemoveKey(keys::RemoveArgs),
     Serve(Box<serve::ServeArgs>),
     Mount(Box<mount::MountArgs>),
@@ -79,6 +81,7 @@ impl CryptArgs {
             Command::Info(_) => "info",
             Command::TestPassphrase(_) => "test-passphrase",
             Command::AddKey(_) => "add-key",
+            Command::ChangeKey(_) => "change-key",
             Command::RemoveKey(_) => "remove-key",
             Command::Serve(_) => "serve",
             Command::Mount(_) => "mount",
@@ -105,6 +108,7 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
         Command::Info(args) => info::run(args),
         Command::TestPassphrase(args) => keys::test(args),
         Command::AddKey(args) => keys::add(args),
+        Command::ChangeKey(args) => keys::change_key(args),
         Command::RemoveKey(args) => keys::remove(args),
         Command::Serve(args) => serve::run(args, notice),
         Command::Mount(args) => mount::run(args, notice),
@@ -192,7 +196,7 @@ impl KdfArgs {
 /// What is wrong with the header in `path`, although it can be used, and what repairs it; a line each.
 fn faults(luks: &Luks, path: &Path) -> Vec<String> {
     let next = match luks.check_changeable() {
-        Ok(()) => "the next add-key or remove-key mends it",
+        Ok(()) => "the next change of a key mends it",
         Err(error) => error.next_step().unwrap_or_default(),
     };
     luks.faults().into_iter().map(|fault| format!("{}: {fault}; {next}", shown(path))).collect()

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::hold::{Claim, MetadataLock, open_claimed, open_header, refuse_one_file};
+use super::hold::{Claim, HeaderFile, open_claimed, refuse_one_file, unlocked};
 use super::passphrase::SecretArgs;
 use super::{LimitArgs, faults, hash, shown};
 use crate::cipher::SectorSize;
 use crate::plain::Plain;
 use crate::volume::Volume;
-use crate::{Error, Hash, Luks, Store};
+use crate::{Error, Hash, Store};
 
 /// Which kind of volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -107,38 +107,47 @@ impl OpenArgs {
     /// Opens the data's file, reads the header, asks for the passphrase, and finds the key.
     ///
     /// The data is claimed: exclusively, or shared for a file if `may_write` is not set. The header's metadata is
-    /// locked while it is read.
+    /// locked while it is read, and not while the user types: whatever happens to the keys until then counts.
     ///
     /// # Errors
-    /// As for [`Luks::open`].
+    /// As for [`Luks::open`](crate::Luks::open).
     pub fn open(&self, may_write: bool) -> Result<Opened, Error> {
         self.refuse_what_says_nothing()?;
         let header = self.header.as_deref();
         header.map_or(Ok(()), |header| refuse_one_file(&self.image, header))?;
         let of_header = |error: Error| error.in_file(header.unwrap_or(&self.image));
-        let (data, claim) = open_claimed(&self.image, may_write)?;
+        let (data, mut claim) = open_claimed(&self.image, may_write)?;
         let data_len = data.size().map_err(|error| Error::io(shown(&self.image), error))?;
         if self.kind == Kind::Plain {
             let (volume, warnings) = (self.plain_volume(data_len)?, Vec::new());
             return Ok(Opened { data, volume, warnings, claim });
         }
-        let detached = header.map(|path| open_header(path, false)).transpose()?;
-        let lock = match detached {
-            Some(_) => None,
-            None => Some(MetadataLock::take(&data, &self.image, false)?),
+        let file = match header {
+            Some(path) => {
+                let file = HeaderFile::open(path, false)?;
+                claim.add(file.claim(false)?);
+                file
+            }
+            None => HeaderFile::of_data(&data, &self.image)?,
         };
-        let store = detached.as_deref().unwrap_or(&data);
-        let luks = Luks::read(store).map_err(of_header)?;
+        let read = || {
+            let luks = file.read().map_err(of_header)?;
+            luks.geometry(data_len, header.is_some()).map_err(|error| error.in_file(&self.image))?;
+            luks.check_openers().map_err(of_header)?;
+            if may_write {
+                luks.check_not_written_over().map_err(of_header)?;
+            }
+            Ok(luks)
+        };
         // Errors come before the user has to type a passphrase.
-        luks.geometry(data_len, detached.is_some()).map_err(|error| error.in_file(&self.image))?;
-        luks.check_openers().map_err(of_header)?;
-        if may_write {
-            luks.check_not_written_over().map_err(of_header)?;
-        }
+        claim.keep_cipher(&read()?)?;
         let passphrase = self.secret.get(&shown(&self.image))?;
-        let volume = luks.open(store, &passphrase, data_len, detached.is_some(), &self.limits.limits());
-        let volume = volume.map_err(of_header)?;
-        drop(lock);
+        let (luks, volume) = unlocked(read, |luks| {
+            // Its UUID may have changed.
+            claim.keep_cipher(luks)?;
+            let opened = luks.open(&file, &passphrase, data_len, header.is_some(), &self.limits.limits());
+            opened.map_err(of_header)
+        })?;
         Ok(Opened { data, volume, warnings: faults(&luks, header.unwrap_or(&self.image)), claim })
     }
 

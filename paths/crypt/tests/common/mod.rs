@@ -23,7 +23,9 @@ pub(crate) const MIB: u64 = 1 << 20;
 
 /// A folder with the passphrases in files.
 pub(crate) struct Bench {
-    dir: tempfile::TempDir,
+    dir: PathBuf,
+    /// Removes the folder in the end.
+    _made: Option<tempfile::TempDir>,
 }
 
 impl Bench {
@@ -39,11 +41,16 @@ impl Bench {
         fs::write(dir.path().join("pw"), PASSPHRASE).unwrap();
         fs::write(dir.path().join("other"), OTHER).unwrap();
         fs::write(dir.path().join("wrong"), b"wrong").unwrap();
-        Some(Self { dir })
+        Some(Self { dir: dir.path().to_owned(), _made: Some(dir) })
+    }
+
+    /// The folder of another process's bench.
+    pub(crate) fn in_folder(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), _made: None }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.dir.join(name)
     }
 
     /// A new file of zeros, open for reading and writing.
@@ -61,7 +68,7 @@ impl Bench {
     pub(crate) fn run(&self, line: &str) -> Output {
         let mut words = line.split(' ');
         let mut command = Command::new(words.next().unwrap());
-        command.args(words).current_dir(self.dir.path()).stdin(Stdio::null()).output().unwrap()
+        command.args(words).current_dir(&self.dir).stdin(Stdio::null()).output().unwrap()
     }
 
     /// Runs a line of words, which has to succeed, and returns its output.
