@@ -254,6 +254,18 @@ impl Luks {
         }
     }
 
+    /// Wipes all keyslots, of any kind: no passphrase opens the volume any more. If it stops in the middle, some of them
+    /// are wiped, and the next call wipes the rest.
+    ///
+    /// # Errors
+    /// [`Error::Io`], and as for [`Luks::check_changeable`].
+    pub fn erase(&mut self, store: &dyn Store) -> Result<(), Error> {
+        match self {
+            Self::V1(header) => header.erase(store),
+            Self::V2(header) => header.erase(store),
+        }
+    }
+
     /// Puts `passphrase` in the place of the one that opens keyslot `number`, for the volume key that [`Luks::unlock`]
     /// returned. Returns the keyslot's number, which stays the same in LUKS2. At every moment one of the two opens the
     /// volume.
@@ -381,10 +393,7 @@ impl Luks {
         // Data written there would overwrite the header.
         match self {
             _ if is_detached => Ok(geometry),
-            _ if geometry.offset == 0 => {
-                let why = "the data of this header lies in a file of its own: name that one, and this with --header";
-                Err(Error::Request(why.to_owned()))
-            }
+            _ if geometry.offset == 0 => Err(lies_elsewhere()),
             Self::V2(header) if geometry.offset < header.end() => {
                 let (offset, end) = (geometry.offset, header.end());
                 Err(Error::Header(format!("the data begins at {offset}, inside the header, which ends at {end}")))
@@ -392,6 +401,15 @@ impl Luks {
             // For version 1, reading the header has checked this.
             _ => Ok(geometry),
         }
+    }
+
+    /// Refuses a detached header that was named as its own data: only the data's file shows whether the volume is in use.
+    pub(crate) fn check_place(&self, is_detached: bool) -> Result<(), Error> {
+        let has_place = match self {
+            Self::V1(header) => header.payload != 0,
+            Self::V2(header) => header.metadata().segments.values().all(|segment| segment.offset > 0),
+        };
+        if has_place || is_detached { Ok(()) } else { Err(lies_elsewhere()) }
     }
 
     /// What is wrong with the header, although it can be used; a line each.
@@ -411,6 +429,11 @@ impl Luks {
             Self::V2(_) => KdfKind::Argon2id,
         }
     }
+}
+
+fn lies_elsewhere() -> Error {
+    let why = "the data of this header lies in a file of its own: name that one, and this with --header";
+    Error::Request(why.to_owned())
 }
 
 /// The least bytes of the header that begins with `first`, without keyslots: both copies in version 2.

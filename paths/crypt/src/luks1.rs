@@ -344,6 +344,15 @@ impl Header {
         self.write(store)
     }
 
+    /// Wipes all keyslots, and writes the header without them.
+    pub(crate) fn erase(&mut self, store: &dyn Store) -> Result<(), Error> {
+        self.check_supported()?;
+        for number in self.used() {
+            self.remove(store, number)?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn write(&self, store: &dyn Store) -> Result<(), Error> {
         luks::write_synced(store, &self.bytes(), 0, "the header")
     }

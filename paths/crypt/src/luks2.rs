@@ -444,15 +444,36 @@ impl Header {
             }
             slots.insert(std::mem::replace(&mut name, heir), slot);
         }
+        changed.unbind(|slot| slot == name)?;
+        changed.prepare()?;
+        luks::wipe(store, area, &format!("keyslot {number}"))?;
+        changed.write(store)?;
+        *self = changed;
+        Ok(())
+    }
+
+    /// Removes the numbers of keyslots that are gone from digests and tokens.
+    fn unbind(&mut self, is_gone: impl Fn(&str) -> bool) -> Result<(), Error> {
         for owners in ["digests", "tokens"] {
-            for owner in changed.object(owners)?.values_mut() {
+            for owner in self.object(owners)?.values_mut() {
                 if let Some(slots) = owner.get_mut("keyslots").and_then(Value::as_array_mut) {
-                    slots.retain(|slot| slot.as_str() != Some(&name));
+                    slots.retain(|slot| !slot.as_str().is_some_and(&is_gone));
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Wipes all keyslots, also those of unknown kinds, and writes the header without them.
+    pub(crate) fn erase(&mut self, store: &dyn Store) -> Result<(), Error> {
+        self.check_changeable()?;
+        let mut changed = self.clone();
+        changed.object("keyslots")?.clear();
+        changed.unbind(|_| true)?;
         changed.prepare()?;
-        luks::wipe(store, area, &format!("keyslot {number}"))?;
+        for (number, area) in self.metadata.areas() {
+            luks::wipe(store, area.offset..area.offset + area.size, &format!("keyslot {number}"))?;
+        }
         changed.write(store)?;
         *self = changed;
         Ok(())

@@ -12,6 +12,7 @@ mod commands;
 mod cryptsetup;
 mod data;
 mod devices;
+mod erase;
 mod fio;
 mod headers;
 mod keys_served;

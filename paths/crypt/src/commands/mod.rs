@@ -4,6 +4,8 @@
 //! A subcommand returns its output ([`Said`]), or passes messages on while it runs; the program prints them. A header
 //! is locked while it is read and while it is written, so two changes never overlap. Data is claimed as long as the volume is open;
 //! keys can be changed meanwhile.
+mod alone;
+mod erase;
 mod format;
 mod hold;
 mod info;
@@ -52,6 +54,7 @@ Examples:
   pagemill crypt serve disk.img --unix /tmp/disk.sock
   pagemill crypt mount disk.img plain
   pagemill crypt remove-key disk.img --slot 1
+  pagemill crypt erase disk.img
 
 Exit codes:
   0  done
@@ -67,6 +70,7 @@ enum Command {
     AddKey(keys::AddArgs),
     ChangeKey(keys::ChangeArgs),
     RemoveKey(keys::RemoveArgs),
+    Erase(erase::EraseArgs),
     Serve(Box<serve::ServeArgs>),
     Mount(Box<mount::MountArgs>),
 }
@@ -82,6 +86,7 @@ impl CryptArgs {
             Command::AddKey(_) => "add-key",
             Command::ChangeKey(_) => "change-key",
             Command::RemoveKey(_) => "remove-key",
+            Command::Erase(_) => "erase",
             Command::Serve(_) => "serve",
             Command::Mount(_) => "mount",
         }
@@ -109,6 +114,7 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
         Command::AddKey(args) => keys::add(args),
         Command::ChangeKey(args) => keys::change_key(args),
         Command::RemoveKey(args) => keys::remove(args),
+        Command::Erase(args) => erase::run(args),
         Command::Serve(args) => serve::run(args, notice),
         Command::Mount(args) => mount::run(args, notice),
     }?;
