@@ -301,6 +301,32 @@ impl Luks {
         }
     }
 
+    /// Bytes of a backup: the header and its keyslots.
+    pub(crate) fn backup_len(&self) -> Result<u64, Error> {
+        match self {
+            Self::V1(header) => header.backup_len(),
+            Self::V2(header) => Ok(header.end()),
+        }
+    }
+
+    /// Whether both are headers of one volume: its UUID, its layout and the digest of its key are the same.
+    pub(crate) fn is_of_same_volume(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::V1(header), Self::V1(other)) => header.is_of_same_volume(other),
+            (Self::V2(header), Self::V2(other)) => header.is_of_same_volume(other),
+            _ => false,
+        }
+    }
+
+    /// Writes this header, whose backup is `bytes`, in the place of `present`.
+    pub(crate) fn put_back(&self, store: &dyn Store, bytes: &[u8], present: Option<&Self>) -> Result<(), Error> {
+        match (self, present) {
+            (Self::V1(header), _) => header.put_back(store, bytes),
+            (Self::V2(header), Some(Self::V2(present))) => header.put_back(store, bytes, Some(present)),
+            (Self::V2(header), _) => header.put_back(store, bytes, None),
+        }
+    }
+
     /// The volume's UUID.
     #[must_use]
     pub fn uuid(&self) -> String {
@@ -549,6 +575,13 @@ pub(crate) fn no_such_slot(number: u32) -> Error {
 /// Writes `data`, and returns when it is on the disk.
 pub(crate) fn write_synced(store: &dyn Store, data: &[u8], at: u64, what: &str) -> Result<(), Error> {
     store.write_at(data, at).and_then(|()| store.sync()).map_err(|error| Error::io(format!("writing {what}"), error))
+}
+
+/// Whether `data` is at `at` already.
+pub(crate) fn is_there(store: &dyn Store, data: &[u8], at: u64) -> bool {
+    let mut there = vec![0; data.len()];
+    // What can't be read is written.
+    store.read_at(&mut there, at).is_ok() && there == data
 }
 
 /// Overwrites key material with random bytes, and returns when they are on the disk.

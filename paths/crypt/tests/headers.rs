@@ -26,6 +26,15 @@ impl Disk {
     pub(crate) fn of(bytes: Vec<u8>) -> Self {
         Self { synced: RefCell::new(bytes.clone()), now: RefCell::new(bytes), ..Self::default() }
     }
+
+    /// The same, with the contents that a crash can leave.
+    pub(crate) fn watched(bytes: Vec<u8>) -> Self {
+        Self { is_watched: true, ..Self::of(bytes) }
+    }
+
+    pub(crate) fn take_crashes(&self) -> Vec<Vec<u8>> {
+        self.crashes.take()
+    }
 }
 
 impl Store for Disk {
@@ -74,7 +83,7 @@ pub(crate) fn image() -> Vec<u8> {
 }
 
 /// A LUKS1 volume with one keyslot, as bytes.
-fn luks1_image() -> Vec<u8> {
+pub(crate) fn luks1_image() -> Vec<u8> {
     formatted(3 << 20, &new(1, 512, 512, KdfKind::Pbkdf2))
 }
 
@@ -84,7 +93,7 @@ fn formatted(len: usize, new: &New) -> Vec<u8> {
     disk.now.into_inner()
 }
 
-fn opens(disk: &Disk, passphrase: &[u8]) -> bool {
+pub(crate) fn opens(disk: &Disk, passphrase: &[u8]) -> bool {
     Luks::read(disk).unwrap().unlock(disk, passphrase, None, &Limits::default()).is_ok()
 }
 

@@ -6,6 +6,7 @@ mod own_process;
 mod common;
 
 mod advice;
+mod backup;
 mod cached;
 mod cipher;
 mod commands;

@@ -5,6 +5,7 @@
 //! is locked while it is read and while it is written, so two changes never overlap. Data is claimed as long as the volume is open;
 //! keys can be changed meanwhile.
 mod alone;
+mod backup;
 mod erase;
 mod format;
 mod hold;
@@ -54,6 +55,7 @@ Examples:
   pagemill crypt serve disk.img --unix /tmp/disk.sock
   pagemill crypt mount disk.img plain
   pagemill crypt remove-key disk.img --slot 1
+  pagemill crypt header-backup disk.img disk.header
   pagemill crypt erase disk.img
 
 Exit codes:
@@ -71,6 +73,8 @@ enum Command {
     ChangeKey(keys::ChangeArgs),
     RemoveKey(keys::RemoveArgs),
     Erase(erase::EraseArgs),
+    HeaderBackup(backup::BackupArgs),
+    HeaderRestore(backup::RestoreArgs),
     Serve(Box<serve::ServeArgs>),
     Mount(Box<mount::MountArgs>),
 }
@@ -87,6 +91,8 @@ impl CryptArgs {
             Command::ChangeKey(_) => "change-key",
             Command::RemoveKey(_) => "remove-key",
             Command::Erase(_) => "erase",
+            Command::HeaderBackup(_) => "header-backup",
+            Command::HeaderRestore(_) => "header-restore",
             Command::Serve(_) => "serve",
             Command::Mount(_) => "mount",
         }
@@ -115,6 +121,8 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
         Command::ChangeKey(args) => keys::change_key(args),
         Command::RemoveKey(args) => keys::remove(args),
         Command::Erase(args) => erase::run(args),
+        Command::HeaderBackup(args) => backup::backup(args),
+        Command::HeaderRestore(args) => backup::restore(args),
         Command::Serve(args) => serve::run(args, notice),
         Command::Mount(args) => mount::run(args, notice),
     }?;
