@@ -28,6 +28,7 @@ fn help_shows_every_command_and_fits_80_columns() {
         "erase",
         "header-backup",
         "header-restore",
+        "resize",
     ]
     .map(|it| format!("crypt {it}"));
     let nfs = ["nfs serve".to_owned()];

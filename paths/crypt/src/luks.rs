@@ -416,6 +416,19 @@ impl Luks {
             Self::V1(header) => header.geometry(data_len),
             Self::V2(header) => header.geometry(data_len),
         }?;
+        self.check_geometry(geometry, is_detached)
+    }
+
+    /// The same for data that goes to the end of its file, whatever the header says of its size.
+    pub(crate) fn whole_geometry(&self, data_len: u64, is_detached: bool) -> Result<Geometry, Error> {
+        let geometry = match self {
+            Self::V1(header) => header.geometry(data_len),
+            Self::V2(header) => header.geometry_with(data_len, None),
+        }?;
+        self.check_geometry(geometry, is_detached)
+    }
+
+    fn check_geometry(&self, geometry: Geometry, is_detached: bool) -> Result<Geometry, Error> {
         // Data written there would overwrite the header.
         match self {
             _ if is_detached => Ok(geometry),
@@ -426,6 +439,19 @@ impl Luks {
             }
             // For version 1, reading the header has checked this.
             _ => Ok(geometry),
+        }
+    }
+
+    /// Whether the header says how many bytes of data there are, so that they do not follow their file's size.
+    pub(crate) fn has_fixed_size(&self) -> bool {
+        matches!(self, Self::V2(header) if header.size().is_some())
+    }
+
+    /// Writes how many bytes of data there are, if the header says that.
+    pub(crate) fn set_size(&mut self, store: &dyn Store, size: u64) -> Result<(), Error> {
+        match self {
+            Self::V2(header) if header.size().is_some() => header.put_size(store, size),
+            _ => Ok(()),
         }
     }
 

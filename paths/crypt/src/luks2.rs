@@ -616,9 +616,33 @@ impl Header {
     /// [`Error::Unsupported`] if it can't be opened here; [`Error::CutOff`], [`Error::Header`] and [`Error::Request`]
     /// if the data does not fit.
     pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
+        self.geometry_with(data_len, self.size())
+    }
+
+    /// The same, with data of `size` bytes, or to the end of its file.
+    pub(crate) fn geometry_with(&self, data_len: u64, size: Option<u64>) -> Result<Geometry, Error> {
         let (_, segment) = self.metadata.segment()?;
         let sector_size = segment.sector_size()?;
-        Geometry::within(data_len, segment.offset, segment.size, sector_size, segment.iv_tweak)
+        Geometry::within(data_len, segment.offset, size, sector_size, segment.iv_tweak)
+    }
+
+    /// Bytes of data, if the header says how many there are.
+    pub(crate) fn size(&self) -> Option<u64> {
+        self.metadata.segment().ok().and_then(|(_, segment)| segment.size)
+    }
+
+    /// Writes how many bytes of data there are.
+    pub(crate) fn put_size(&mut self, store: &dyn Store, size: u64) -> Result<(), Error> {
+        self.check_changeable()?;
+        let (segment, _) = self.metadata.segment()?;
+        let mut changed = self.clone();
+        match changed.json.pointer_mut(&format!("/segments/{segment}/size")) {
+            Some(place) => *place = size.to_string().into(),
+            None => return Err(Error::Header(format!("segment {segment} has no size"))),
+        }
+        changed.write(store)?;
+        *self = changed;
+        Ok(())
     }
 }
 

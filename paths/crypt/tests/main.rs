@@ -21,6 +21,7 @@ mod mount;
 mod nbd;
 mod nbd_clients;
 mod odd_volumes;
+mod resize;
 mod serve;
 mod serve_any_bytes;
 mod serve_disk;

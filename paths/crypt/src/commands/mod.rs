@@ -16,6 +16,7 @@ mod memory;
 mod mount;
 mod open;
 mod passphrase;
+mod resize;
 mod serve;
 mod signals;
 mod signatures;
@@ -55,6 +56,7 @@ Examples:
   pagemill crypt serve disk.img --unix /tmp/disk.sock
   pagemill crypt mount disk.img plain
   pagemill crypt remove-key disk.img --slot 1
+  pagemill crypt resize disk.img --size 2G
   pagemill crypt header-backup disk.img disk.header
   pagemill crypt erase disk.img
 
@@ -75,6 +77,7 @@ enum Command {
     Erase(erase::EraseArgs),
     HeaderBackup(backup::BackupArgs),
     HeaderRestore(backup::RestoreArgs),
+    Resize(resize::ResizeArgs),
     Serve(Box<serve::ServeArgs>),
     Mount(Box<mount::MountArgs>),
 }
@@ -93,6 +96,7 @@ impl CryptArgs {
             Command::Erase(_) => "erase",
             Command::HeaderBackup(_) => "header-backup",
             Command::HeaderRestore(_) => "header-restore",
+            Command::Resize(_) => "resize",
             Command::Serve(_) => "serve",
             Command::Mount(_) => "mount",
         }
@@ -123,6 +127,7 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
         Command::Erase(args) => erase::run(args),
         Command::HeaderBackup(args) => backup::backup(args),
         Command::HeaderRestore(args) => backup::restore(args),
+        Command::Resize(args) => resize::run(args),
         Command::Serve(args) => serve::run(args, notice),
         Command::Mount(args) => mount::run(args, notice),
     }?;
