@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::io;
 
 use crate::common::*;
+use pagemill_crypt::backup::Backup;
 use pagemill_crypt::kdf::{KdfKind, Limits};
 use pagemill_crypt::luks::New;
 use pagemill_crypt::{Error, Luks, Store, luks1, luks2};
@@ -522,8 +523,10 @@ proptest! {
         ],
     ) {
         thread_local!(static WHOLE: Vec<u8> = image());
-        let mut bytes = WHOLE.with(|whole| whole[..2 * SECOND + 140_000].to_vec());
+        let mut bytes = WHOLE.with(|whole| whole[..2 * SECOND + 400_000].to_vec());
         with_metadata(&mut bytes, |json| {
+            // A keyslots area that is there.
+            json["config"]["keyslots_size"] = "397312".into();
             let mut places = Vec::new();
             pointers(json, String::new(), &mut places);
             let place = &places[place % places.len()];
@@ -535,6 +538,13 @@ proptest! {
             let _ = luks.geometry(17 << 20, true);
             let few = Limits { memory_kib: 1024, work: 5000 };
             let _ = luks.unlock(&disk, PASSPHRASE, None, &few);
+            let _ = Backup::take(luks.clone(), &disk);
+            let bytes = disk.now.borrow().clone();
+            let _ = luks.clone().erase(&disk);
+            // The metadata's keyslots may be anywhere in it.
+            if let Ok(backup) = Backup::read(bytes) {
+                let _ = backup.restore(&disk, Some(&luks));
+            }
         }
     }
 }

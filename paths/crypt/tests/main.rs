@@ -16,6 +16,7 @@ mod devices;
 mod erase;
 mod fio;
 mod headers;
+mod key_files;
 mod keys_served;
 mod mount;
 mod nbd;
