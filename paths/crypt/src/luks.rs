@@ -442,9 +442,12 @@ impl Luks {
         }
     }
 
-    /// Whether the header says how many bytes of data there are, so that they do not follow their file's size.
-    pub(crate) fn has_fixed_size(&self) -> bool {
-        matches!(self, Self::V2(header) if header.size().is_some())
+    /// How many bytes of data there are, if the header says that, so that they do not follow their file's size.
+    pub(crate) fn fixed_size(&self) -> Option<u64> {
+        match self {
+            Self::V1(_) => None,
+            Self::V2(header) => header.size(),
+        }
     }
 
     /// Writes how many bytes of data there are, if the header says that.

@@ -127,6 +127,11 @@ fn impossible_sizes_are_refused() {
         }
         assert!(fs::read(&data).unwrap() == before, "{volume}");
     }
+    // A file that is no volume, because of its length, becomes one: nothing is lost, and nothing asked.
+    bench.open("a").set_len(20 * MIB + 512).unwrap();
+    assert!(crypt(&bench, "resize @a").unwrap_err().to_string().contains("a whole number"));
+    crypt(&bench, &format!("resize @a --size {}", 20 * MIB + 4096)).unwrap();
+    assert_eq!(bytes(&bench, "@a"), 4 * MIB + 4096);
     let refused = crypt(&bench, "resize @ch --size 30M").unwrap_err();
     assert!(refused.to_string().contains("name that one, and this with --header"), "{refused}");
     assert!(matches!(crypt(&bench, "resize @pw --size 30M"), Err(Error::NoHeader { .. })));

@@ -47,29 +47,23 @@ fn resize(args: &ResizeArgs) -> Result<Said, Error> {
     let len = size.unwrap_or(has);
     let luks = header.read()?;
     luks.check_place(is_detached)?;
-    let is_fixed = luks.has_fixed_size();
-    if is_fixed {
+    let fixed = luks.fixed_size();
+    if fixed.is_some() {
         luks.check_changeable()?;
     }
-    // A file that is cut off has less than that already.
-    let before = luks.geometry(has, is_detached).map(|geometry| geometry.len);
+    // `None` if its file is no volume as long as it is, which another size may mend.
+    let before = fixed.or_else(|| Some(luks.geometry(has, is_detached).ok()?.len));
     let after = luks.whole_geometry(len, is_detached).map_err(|error| match error {
         Error::CutOff { needs, .. } => {
             Error::Request(format!("{len} bytes are too few: the smallest size that works is {needs} bytes"))
         }
         error => error,
     })?;
-    let shrinks = len < has || !before.as_ref().is_ok_and(|&before| before <= after.len);
     let mut _claim = None;
-    if shrinks {
-        let lost = match before {
-            Ok(before) => {
-                format!("the volume has {before} bytes, and what lies behind the first {} is lost", after.len)
-            }
-            Err(_) => format!("the file is cut off: the volume will have the {} bytes that are left", after.len),
-        };
+    if len < has || before.is_some_and(|before| before > after.len) {
         _claim = Some(open_claimed(image, true)?);
-        volume.confirm(&format!("{}: {lost}", shown(image)))?;
+        let len = after.len;
+        volume.confirm(&format!("{}: what lies behind the volume's first {len} bytes will be lost", shown(image)))?;
     }
     header.locked(true, |store| {
         let mut now = Luks::read(store)?;
@@ -82,16 +76,20 @@ fn resize(args: &ResizeArgs) -> Result<Said, Error> {
         if len > has {
             set_len()?;
         }
-        if is_fixed {
+        if fixed.is_some() {
             now.set_size(store, after.len)?;
         }
         if len < has { set_len() } else { Ok(()) }
     })?;
     let mut what = format!("{} bytes of data", after.len);
     match before {
-        Ok(before) if before == after.len => what.push_str(", as before"),
-        Ok(before) => what.push_str(&format!(", before {before}; it is served so when it is served again")),
-        Err(_) => {}
+        Some(before) if before == after.len => what.push_str(", as before"),
+        Some(before) => {
+            what.push_str(&format!(
+                ", before {before}; a server or mount that runs has that until it is started again"
+            ));
+        }
+        None => {}
     }
     let out = volume.said(&what, serde_json::json!({ "data_bytes": after.len }));
     Ok(Said { out, warnings: Vec::new() })
