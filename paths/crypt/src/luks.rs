@@ -152,13 +152,7 @@ impl Luks {
         only: Option<u32>,
         limits: &Limits,
     ) -> Result<(u32, Locked), Error> {
-        if let Some(number) = only {
-            self.check_slot(number)?;
-            if !self.openers().is_empty() && !self.openers().contains(&number) {
-                let why = format!("keyslot {number} holds the key of something else: it does not open the volume");
-                return Err(Error::Request(why));
-            }
-        }
+        only.map_or(Ok(()), |number| self.check_opener(number))?;
         let found = match self {
             Self::V1(header) => header.unlock(store, passphrase, only, limits),
             Self::V2(header) => header.unlock(store, passphrase, only, limits),
@@ -292,7 +286,7 @@ impl Luks {
         slot: &NewSlot,
         number: u32,
     ) -> Result<u32, Error> {
-        self.check_slot(number)?;
+        self.check_opener(number)?;
         let heir = self.add_slot(store, key, slot, None)?;
         match self {
             // Its key material stays where it is, and the numbers go by the places.
@@ -366,6 +360,16 @@ impl Luks {
         }
     }
 
+    /// The same, and that it holds the volume's key, if any does.
+    fn check_opener(&self, number: u32) -> Result<(), Error> {
+        self.check_slot(number)?;
+        if !self.openers().is_empty() && !self.openers().contains(&number) {
+            let why = format!("keyslot {number} holds the key of something else: it does not open the volume");
+            return Err(Error::Request(why));
+        }
+        Ok(())
+    }
+
     /// Checks that some keyslot can be tried, if there are any. Called before the user is asked for a passphrase.
     ///
     /// # Errors
@@ -432,7 +436,10 @@ impl Luks {
         // Data written there would overwrite the header.
         match self {
             _ if is_detached => Ok(geometry),
-            _ if geometry.offset == 0 => Err(lies_elsewhere()),
+            _ if geometry.offset == 0 => {
+                let why = "the data of this header lies in a file of its own: name that one, and this with --header";
+                Err(Error::Request(why.to_owned()))
+            }
             Self::V2(header) if geometry.offset < header.end() => {
                 let (offset, end) = (geometry.offset, header.end());
                 Err(Error::Header(format!("the data begins at {offset}, inside the header, which ends at {end}")))
@@ -458,15 +465,6 @@ impl Luks {
         }
     }
 
-    /// Refuses a detached header that was named as its own data: only the data's file shows whether the volume is in use.
-    pub(crate) fn check_place(&self, is_detached: bool) -> Result<(), Error> {
-        let has_place = match self {
-            Self::V1(header) => header.payload != 0,
-            Self::V2(header) => header.metadata().segments.values().all(|segment| segment.offset > 0),
-        };
-        if has_place || is_detached { Ok(()) } else { Err(lies_elsewhere()) }
-    }
-
     /// What is wrong with the header, although it can be used; a line each.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
@@ -484,11 +482,6 @@ impl Luks {
             Self::V2(_) => KdfKind::Argon2id,
         }
     }
-}
-
-fn lies_elsewhere() -> Error {
-    let why = "the data of this header lies in a file of its own: name that one, and this with --header";
-    Error::Request(why.to_owned())
 }
 
 /// The least bytes of the header that begins with `first`, without keyslots: both copies in version 2.

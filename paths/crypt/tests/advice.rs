@@ -138,7 +138,7 @@ fn a_damaged_copy_is_reported_with_its_file_and_its_repair() {
             opening(&bench, "@a --key-file @pw").open(true).unwrap().warnings,
         ] {
             assert_eq!(warnings.len(), 1, "{warnings:?}");
-            assert_has(&warnings[0], &[&fault, &used, "the next add-key or remove-key mends it"]);
+            assert_has(&warnings[0], &[&fault, &used, "the next change of a key mends it"]);
         }
         let added = crypt(&bench, &format!("add-key @a --key-file @pw --new-key-file @other {CHEAP}")).unwrap();
         assert_has(&added.warnings[0], &[&fault, "mended by this change"]);

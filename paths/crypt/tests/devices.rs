@@ -177,6 +177,11 @@ fn a_devices_header_lock_is_cryptsetups() {
         added.join().unwrap().unwrap();
     });
     assert!(fs::metadata(&lock).is_err());
+    // A lock that can't be taken is no reason to do without: others may have it.
+    std::os::unix::fs::symlink("elsewhere", &lock).unwrap();
+    let refused = crypt(bench, &format!("info {name}"));
+    fs::remove_file(&lock).unwrap();
+    assert!(matches!(refused, Err(Error::Io { .. })), "{refused:?}");
 }
 
 #[test]

@@ -62,12 +62,9 @@ fn erase_asks_and_refuses_a_volume_in_use() {
             let opened = opening(&bench, &format!("{volume} --key-file @pw")).open(may_write).unwrap();
             let refused = crypt(&bench, &format!("erase {volume} --force")).unwrap_err();
             assert!(matches!(refused, Error::Busy(_)), "{volume}: {refused}");
-            drop(opened);
-        }
-        // The header alone does not show whether the data is in use.
-        if volume.contains("--header") {
             let refused = crypt(&bench, &format!("erase @{header} --force")).unwrap_err();
-            assert!(refused.to_string().contains("name that one, and this with --header"), "{refused}");
+            assert!(matches!(refused, Error::Busy(_)), "a detached header alone: {refused}");
+            drop(opened);
         }
         assert!(fs::read(bench.path(header)).unwrap() == before, "{volume}");
     }

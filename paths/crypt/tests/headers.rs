@@ -277,6 +277,8 @@ fn unbound_keyslots_do_not_count_as_openers() {
     assert_eq!((luks.used(), luks.openers()), (vec![0, 1], vec![0]));
     assert!(matches!(luks.remove_key(&disk, 0, false), Err(Error::LastKeyslot(0))));
     assert!(opens(&disk, PASSPHRASE));
+    // The new passphrase would take its place, and open nothing.
+    assert!(matches!(luks.change_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), 1), Err(Error::Request(_))));
     luks.remove_key(&disk, 1, false).unwrap();
     luks.remove_key(&disk, 0, true).unwrap();
     assert!(!opens(&disk, PASSPHRASE));

@@ -281,24 +281,63 @@ fn a_change_that_is_killed_leaves_a_header_that_opens() {
 #[test]
 fn the_last_key_of_a_served_volume_is_not_removed() {
     let bench = Bench::with(&[]).unwrap();
-    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
-    for may_write in [true, false] {
-        let opened = opening(&bench, "@a --key-file @pw").open(may_write).unwrap();
-        for line in ["remove-key @a --last --key-file @pw", "remove-key @a --last --slot 0"] {
-            let refused = crypt(&bench, line).unwrap_err();
-            assert!(matches!(refused, Error::Busy(_)), "{line}: {refused}");
+    for (volume, lines) in [
+        ("@a", vec!["remove-key @a --last --key-file @pw", "remove-key @a --last --slot 0"]),
+        // The header is in use too.
+        (
+            "@data --header @header",
+            vec![
+                "remove-key @data --header @header --last --slot 0",
+                "remove-key @header --last --slot 0",
+                "format @another --size 20M --header @header --force --key-file @pw",
+            ],
+        ),
+    ] {
+        crypt(&bench, &format!("format {volume} --size 20M --key-file @pw {CHEAP}")).unwrap();
+        for may_write in [true, false] {
+            let opened = opening(&bench, &format!("{volume} --key-file @pw")).open(may_write).unwrap();
+            for line in &lines {
+                let refused = crypt(&bench, line).unwrap_err();
+                assert!(matches!(refused, Error::Busy(_)), "{line}: {refused}");
+            }
+            drop(opened);
         }
-        drop(opened);
+        crypt(&bench, lines[0]).unwrap();
     }
-    crypt(&bench, "remove-key @a --last --slot 0").unwrap();
+}
+
+#[test]
+fn a_passphrase_opens_while_its_keyslot_is_made_anew() {
+    let bench = Bench::with(&[]).unwrap();
+    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let tried = scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                assert!(opens(&bench, "@a", "pw"));
+                opening(&bench, "@a --key-file @pw").open(true).unwrap();
+            }
+        });
+        // Each moves the key material.
+        for _ in 0..40 {
+            crypt(&bench, &format!("change-key @a --key-file @pw --new-key-file @pw {CHEAP}")).unwrap();
+        }
+        is_over.store(true, Relaxed);
+        tried.join().unwrap();
+    });
+}
+
+/// The lock of `cryptsetup reencrypt` for the volume `a`.
+fn reencryption_lock(bench: &Bench) -> String {
+    let info: serde_json::Value = serde_json::from_str(&crypt(bench, "info @a --json").unwrap().out).unwrap();
+    format!("/run/cryptsetup/LN_LUKS2-reencryption-{}", info["uuid"].as_str().unwrap())
 }
 
 #[test]
 fn a_served_volume_is_not_reencrypted() {
     let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
     crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
-    let info: serde_json::Value = serde_json::from_str(&crypt(&bench, "info @a --json").unwrap().out).unwrap();
-    let lock = format!("/run/cryptsetup/LN_LUKS2-reencryption-{}", info["uuid"].as_str().unwrap());
+    let lock = reencryption_lock(&bench);
     if fs::create_dir_all("/run/cryptsetup").and_then(|()| File::create(&lock)).is_err() {
         eprintln!("skipped: this user may not lock in /run/cryptsetup");
         return;
@@ -307,7 +346,20 @@ fn a_served_volume_is_not_reencrypted() {
     held.lock().unwrap();
     let refused = opening(&bench, "@a --key-file @pw").open(true).unwrap_err();
     assert!(matches!(refused, Error::Busy(_)), "{refused}");
-    held.unlock().unwrap();
+    fs::remove_file(&lock).unwrap();
+    drop(held);
+    rustix::fs::mkfifoat(rustix::fs::CWD, bench.path("typed"), rustix::fs::Mode::RWXU).unwrap();
+    thread::scope(|scope| {
+        let server = scope.spawn(|| opening(&bench, "@a --key-file @typed").open(true));
+        let mut typed = File::options().write(true).open(bench.path("typed")).unwrap();
+        bench.ok(&format!("cryptsetup luksUUID -q --uuid {} a", uuid::Uuid::new_v4()));
+        typed.write_all(PASSPHRASE).unwrap();
+        drop(typed);
+        let _opened = server.join().unwrap().unwrap();
+        let lock = reencryption_lock(&bench);
+        assert!(File::open(&lock).is_ok_and(|file| file.try_lock().is_err()), "it is of the UUID in the end: {lock}");
+    });
+    let lock = reencryption_lock(&bench);
     let data = |bench: &Bench| fs::read(bench.path("a")).unwrap().split_off(16 << 20);
     fill(&bench.open("a"), &bench.open("a"), false, &pattern(4 << 20));
     let before = data(&bench);
@@ -317,11 +369,10 @@ fn a_served_volume_is_not_reencrypted() {
     assert!(!refused.status.success() && said.contains("already running"), "{said}");
     assert!(data(&bench) == before, "the data is as it was");
     drop(readers);
+    assert!(fs::metadata(&lock).is_err(), "the last one removes the lock's file");
     // It has marked the header, which keeps a server out until it has done its work.
     let refused = opening(&bench, "@a --key-file @pw").open(true).unwrap_err();
     assert!(matches!(refused, Error::Unsupported(_)), "{refused}");
     bench.ok("cryptsetup reencrypt -q --resume-only --force-offline-reencrypt --key-file pw a");
     assert!(contents(&bench.open("a"), &bench.open("a"), false) == pattern(4 << 20));
-    // It is not always removed by the one that used it last.
-    let _ = fs::remove_file(&lock);
 }

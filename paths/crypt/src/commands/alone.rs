@@ -34,12 +34,16 @@ impl AloneArgs {
         self.header.as_ref().unwrap_or(&self.image)
     }
 
-    /// The header's file. The data is claimed as long as the claim lasts.
+    /// The header's file and the data's. Both are claimed as long as the claim lasts.
     pub(super) fn open(&self) -> Result<(HeaderFile, File, Claim), Error> {
         self.header.as_deref().map_or(Ok(()), |header| refuse_one_file(&self.image, header))?;
-        let (data, claim) = open_claimed(&self.image, true)?;
+        let (data, mut claim) = open_claimed(&self.image, true)?;
         let header = match &self.header {
-            Some(path) => HeaderFile::open(path, true)?,
+            Some(path) => {
+                let header = HeaderFile::open(path, true)?;
+                claim.add(header.claim(true)?);
+                header
+            }
             None => HeaderFile::of_data(&data, &self.image)?,
         };
         Ok((header, data, claim))

@@ -82,7 +82,6 @@ pub(super) fn restore(args: &RestoreArgs) -> Result<Said, Error> {
     let (image, is_detached) = (&args.volume.image, args.volume.header.is_some());
     let backup = read(&args.file).map_err(|error| error.in_file(&args.file))?;
     let header = backup.header();
-    header.check_place(is_detached)?;
     let (file, data, _claim) = args.volume.open()?;
     let data_len = data.size().map_err(|error| Error::io(shown(image), error))?;
     header.geometry(data_len, is_detached).map_err(|error| error.in_file(image))?;

@@ -23,17 +23,11 @@ pub(super) fn run(args: &EraseArgs) -> Result<Said, Error> {
 
 fn erase(args: &AloneArgs) -> Result<Said, Error> {
     let (file, _data, _claim) = args.open()?;
-    let check = |luks: &Luks| {
-        luks.check_place(args.header.is_some())?;
-        luks.check_changeable()
-    };
-    check(&file.read()?)?;
+    file.read()?.check_changeable()?;
     args.confirm(&format!("{}: all keyslots will be destroyed, and no passphrase will open it", shown(&args.image)))?;
     file.locked(true, |store| {
         // Keys may have changed while the user was asked.
-        let mut luks = Luks::read(store)?;
-        check(&luks)?;
-        luks.erase(store)
+        Luks::read(store)?.erase(store)
     })?;
     let out = args.said("all keyslots are wiped", serde_json::json!({ "keyslots": [] }));
     Ok(Said { out, warnings: Vec::new() })

@@ -52,6 +52,16 @@ impl HeaderFile {
         self.locked(false, |file| Luks::read(file))
     }
 
+    /// Claims the image, as [`open_claimed`] does.
+    pub(super) fn claim(&self, may_write: bool) -> Result<Claim, Error> {
+        if !has_blocks(&self.path)? {
+            return Claim::of_file(&self.file, &self.path, may_write);
+        }
+        let (device, mut claim) = open_claimed(&self.path, may_write)?;
+        claim.devices.push(device);
+        Ok(claim)
+    }
+
     /// Does `work` under the lock, which is exclusive if `may_write` is set.
     pub(super) fn locked<T>(&self, may_write: bool, work: impl FnOnce(&File) -> Result<T, Error>) -> Result<T, Error> {
         let _lock = MetadataLock::take(&self.file, &self.path, may_write)?;
@@ -79,7 +89,30 @@ impl Store for HeaderFile {
     }
 }
 
+/// Reads a header and unlocks it. Another program may move key material in between. So if the passphrase opens nothing,
+/// and the header has changed, both begin again. Returns the header too.
+pub(super) fn unlocked<T>(
+    read: impl Fn() -> Result<Luks, Error>,
+    mut unlock: impl FnMut(&Luks) -> Result<T, Error>,
+) -> Result<(Luks, T), Error> {
+    let mut luks = read()?;
+    loop {
+        match unlock(&luks) {
+            Ok(unlocked) => return Ok((luks, unlocked)),
+            Err(error @ Error::WrongPassphrase { .. }) => {
+                let now = read()?;
+                if now.is_same(&luks) {
+                    return Err(error);
+                }
+                luks = now;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// The metadata lock; dropping it releases it.
+#[derive(Debug)]
 pub(super) struct MetadataLock {
     file: File,
     /// The lock of a device, which has a file of its own.
@@ -98,7 +131,7 @@ impl MetadataLock {
         let name = PathBuf::from(format!("{LOCKS}/L_{}:{}", major(there.rdev()), minor(there.rdev())));
         // Without permission for that file, the device's node is locked.
         while there.file_type().is_block_device()
-            && let Ok(lock) = lock_file(&name)
+            && let Some(lock) = lock_file(&name)?
         {
             flock(&lock)?;
             // The process that had the lock before may have removed its name.
@@ -127,37 +160,51 @@ impl Drop for MetadataLock {
     }
 }
 
-fn lock_file(name: &Path) -> io::Result<File> {
+/// Opens a lock's file. `None` for a user who may not lock there; other errors do not mean that nobody has the lock.
+fn lock_file(name: &Path) -> io::Result<Option<File>> {
     // The folder exists already, or the next step reports the error.
     let _ = fs::DirBuilder::new().mode(0o700).create(LOCKS);
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.custom_flags(libc::O_NOFOLLOW).open(name)
+    match options.custom_flags(libc::O_NOFOLLOW).open(name).map(Some) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::ENOENT | libc::EROFS)) => {
+            Ok(None)
+        }
+        opened => opened,
+    }
 }
 
 /// The lock that `cryptsetup reencrypt` (LUKS2) has to have alone, held shared: the data stays as it is.
-///
-/// Its file stays when it is released: to remove it takes the lock alone, and another server that starts at that moment
-/// would be refused.
 #[derive(Debug)]
-struct ReencryptionLock(File);
+struct ReencryptionLock {
+    _lock: MetadataLock,
+    /// Locked while the lock is taken or released. Its file is removed under an exclusive lock, and a server that starts
+    /// at that moment would be refused.
+    folder: File,
+}
 
 impl ReencryptionLock {
     /// `None` for a UUID that `cryptsetup` would not make, and for a user who may not lock there.
     fn take(uuid: &str) -> Result<Option<Self>, Error> {
-        let Ok(uuid) = uuid::Uuid::parse_str(uuid) else { return Ok(None) };
+        if uuid::Uuid::parse_str(uuid).is_err() {
+            return Ok(None);
+        }
         let name = PathBuf::from(format!("{LOCKS}/LN_LUKS2-reencryption-{uuid}"));
-        while let Ok(file) = lock_file(&name) {
+        let locking = |error| Error::io(format!("locking {}", shown(&name)), error);
+        while let Some(file) = lock_file(&name).map_err(locking)? {
+            let folder = File::open(LOCKS).map_err(locking)?;
+            folder.lock().map_err(locking)?;
             match file.try_lock_shared() {
-                Ok(()) if is_named(&file, &name) => return Ok(Some(Self(file))),
-                // `cryptsetup` removed it meanwhile.
+                Ok(()) if is_named(&file, &name) => {
+                    folder.unlock().map_err(locking)?;
+                    return Ok(Some(Self { _lock: MetadataLock { file, name: Some(name) }, folder }));
+                }
+                // It was removed meanwhile.
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
                     return Err(Error::Busy(format!("the volume {uuid} is being re-encrypted")));
                 }
-                Err(TryLockError::Error(error)) => {
-                    return Err(Error::io(format!("locking {}", shown(&name)), error));
-                }
+                Err(TryLockError::Error(error)) => return Err(locking(error)),
             }
         }
         Ok(None)
@@ -166,8 +213,7 @@ impl ReencryptionLock {
 
 impl Drop for ReencryptionLock {
     fn drop(&mut self) {
-        // A child process may share it, as with [`LockedFile`].
-        let _ = self.0.unlock();
+        let _ = self.folder.lock();
     }
 }
 
@@ -204,9 +250,7 @@ fn is_named(file: &File, path: &Path) -> bool {
 /// Keeps others from using an image's data; dropping it ends that.
 #[derive(Debug, Default)]
 pub struct Claim {
-    #[expect(dead_code, reason = "they are kept locked")]
     files: Vec<LockedFile>,
-    #[expect(dead_code, reason = "they are kept open")]
     devices: Vec<File>,
     reencryption: Option<ReencryptionLock>,
 }
@@ -218,9 +262,17 @@ impl Claim {
         Ok(Self { files, devices: loops_over(file, None, may_write)?, ..Self::default() })
     }
 
+    /// Claims another image too.
+    pub(super) fn add(&mut self, other: Self) {
+        self.files.extend(other.files);
+        self.devices.extend(other.devices);
+    }
+
     /// Keeps `cryptsetup` from re-encrypting a LUKS2 volume meanwhile.
-    pub(super) fn keep_cipher(&mut self, uuid: &str) -> Result<(), Error> {
-        self.reencryption = ReencryptionLock::take(uuid)?;
+    pub(super) fn keep_cipher(&mut self, luks: &Luks) -> Result<(), Error> {
+        if let Luks::V2(header) = luks {
+            self.reencryption = ReencryptionLock::take(&header.uuid())?;
+        }
         Ok(())
     }
 

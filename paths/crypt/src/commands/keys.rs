@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::hold::{HeaderFile, open_claimed};
+use super::hold::{HeaderFile, open_claimed, unlocked};
 use super::passphrase::{NewSecretArgs, SecretArgs};
 use super::{KdfArgs, LimitArgs, Said, faults, json_line, shown};
 use crate::luks::{NewSlot, first_that_opens};
@@ -152,23 +152,25 @@ fn try_test(args: &TestArgs) -> Result<Said, Error> {
     let (file, luks) = args.header.open(false)?;
     luks.check_openers()?;
     let passphrase = secret.get(&shown(image))?;
-    let luks = file.read()?;
-    let (number, _) = luks.unlock(&file, &passphrase, args.slot, &limits.limits())?;
+    let unlock = |luks: &Luks| luks.unlock(&file, &passphrase, args.slot, &limits.limits());
+    let (luks, (number, _)) = unlocked(|| file.read(), unlock)?;
     Ok(args.header.said(number, &format!("keyslot {number} opens"), faults(&luks, args.header.file())))
 }
 
 /// Changes the header. `prepare` does what takes long, without the lock: it checks passphrases and derives keys. `write`
 /// then writes the change under the lock. If another program has changed the header in between, both begin again; so
-/// nothing is written on the strength of a passphrase that was removed meanwhile, and no change of another is lost.
+/// no change of another is lost, and a passphrase that was removed meanwhile permits nothing.
 fn change<P, T>(
     file: &HeaderFile,
     mut prepare: impl FnMut(&Luks) -> Result<P, Error>,
     mut write: impl FnMut(&mut Luks, &File, &P) -> Result<T, Error>,
 ) -> Result<T, Error> {
+    let read = || {
+        let luks = file.read()?;
+        luks.check_changeable().map(|()| luks)
+    };
     loop {
-        let before = file.read()?;
-        before.check_changeable()?;
-        let prepared = prepare(&before)?;
+        let (before, prepared) = unlocked(read, &mut prepare)?;
         let written = file.locked(true, |store| {
             let mut now = Luks::read(store)?;
             if now.is_same(&before) { write(&mut now, store, &prepared).map(Some) } else { Ok(None) }
@@ -220,17 +222,17 @@ fn with_new(
         let (opened, key) = luks.unlock(&file, &passphrase, only, &limits.limits())?;
         // A wrong passphrase is refused before the new one has to be typed.
         let new = match typed.take() {
-            Some(new) => typed.insert(new),
-            None => typed.insert(SecretArgs::from(new.clone()).get_new(&shown(image))?),
+            Some(new) => new,
+            None => SecretArgs::from(new.clone()).get_new(&shown(image))?,
         };
-        let slot = luks.derive_slot(&key, new, &choice)?;
+        let slot = luks.derive_slot(&key, typed.insert(new), &choice)?;
         Ok(Made { opened, key, slot })
     };
     Ok((change(&file, prepare, write)?, warnings))
 }
 
 fn try_remove(args: &RemoveArgs) -> Result<Said, Error> {
-    let HeaderArgs { image, secret, limits, .. } = &args.header;
+    let HeaderArgs { image, header, secret, limits, .. } = &args.header;
     let (file, luks) = args.header.open(true)?;
     let warnings = mended(&luks, args.header.file());
     let is_last = |luks: &Luks, number| luks.openers() == [number];
@@ -266,9 +268,12 @@ fn try_remove(args: &RemoveArgs) -> Result<Said, Error> {
                 luks.unlock(&file, passphrase.as_deref().unwrap_or_default(), None, &limits.limits())?.0
             }
         };
-        // Without a keyslot a server's data is lost when the server ends.
-        let claim = (args.last && is_last(luks, number)).then(|| open_claimed(image, true)).transpose()?;
-        Ok((number, claim))
+        let claims = match args.last && is_last(luks, number) {
+            // Without a keyslot a server's data is lost when the server ends.
+            true => Some((file.claim(true)?, header.is_some().then(|| open_claimed(image, true)).transpose()?)),
+            false => None,
+        };
+        Ok((number, claims))
     };
     let number =
         change(&file, prepare, |luks, store, &(number, _)| luks.remove_key(store, number, args.last).map(|()| number))?;

@@ -2,8 +2,8 @@
 //! arguments and a `run`.
 //!
 //! A subcommand returns its output ([`Said`]), or passes messages on while it runs; the program prints them. A header
-//! is locked while it is read and while it is written, so two changes never overlap. Data is claimed as long as the volume is open;
-//! keys can be changed meanwhile.
+//! is locked while it is read and while it is written, so two changes never overlap. Data is claimed as long as the
+//! volume is open; keys can be changed meanwhile.
 mod alone;
 mod backup;
 mod erase;
@@ -55,6 +55,7 @@ Examples:
   pagemill crypt test-passphrase disk.img --key-file backup.key
   pagemill crypt serve disk.img --unix /tmp/disk.sock
   pagemill crypt mount disk.img plain
+  pagemill crypt change-key disk.img
   pagemill crypt remove-key disk.img --slot 1
   pagemill crypt resize disk.img --size 2G
   pagemill crypt header-backup disk.img disk.header
@@ -214,7 +215,7 @@ impl KdfArgs {
 /// What is wrong with the header in `path`, although it can be used, and what repairs it; a line each.
 fn faults(luks: &Luks, path: &Path) -> Vec<String> {
     let next = match luks.check_changeable() {
-        Ok(()) => "the next add-key or remove-key mends it",
+        Ok(()) => "the next change of a key mends it",
         Err(error) => error.next_step().unwrap_or_default(),
     };
     luks.faults().into_iter().map(|fault| format!("{}: {fault}; {next}", shown(path))).collect()

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::hold::{Claim, HeaderFile, open_claimed, refuse_one_file};
+use super::hold::{Claim, HeaderFile, open_claimed, refuse_one_file, unlocked};
 use super::passphrase::SecretArgs;
 use super::{LimitArgs, faults, hash, shown};
 use crate::cipher::SectorSize;
 use crate::plain::Plain;
 use crate::volume::Volume;
-use crate::{Error, Hash, Luks, Store};
+use crate::{Error, Hash, Store};
 
 /// Which kind of volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -110,7 +110,7 @@ impl OpenArgs {
     /// locked while it is read, and not while the user types: whatever happens to the keys until then counts.
     ///
     /// # Errors
-    /// As for [`Luks::open`].
+    /// As for [`Luks::open`](crate::Luks::open).
     pub fn open(&self, may_write: bool) -> Result<Opened, Error> {
         self.refuse_what_says_nothing()?;
         let header = self.header.as_deref();
@@ -123,7 +123,11 @@ impl OpenArgs {
             return Ok(Opened { data, volume, warnings, claim });
         }
         let file = match header {
-            Some(path) => HeaderFile::open(path, false)?,
+            Some(path) => {
+                let file = HeaderFile::open(path, false)?;
+                claim.add(file.claim(false)?);
+                file
+            }
             None => HeaderFile::of_data(&data, &self.image)?,
         };
         let read = || {
@@ -136,13 +140,14 @@ impl OpenArgs {
             Ok(luks)
         };
         // Errors come before the user has to type a passphrase.
-        if let luks @ Luks::V2(_) = read()? {
-            claim.keep_cipher(&luks.uuid())?;
-        }
+        claim.keep_cipher(&read()?)?;
         let passphrase = self.secret.get(&shown(&self.image))?;
-        let luks: Luks = read()?;
-        let volume = luks.open(&file, &passphrase, data_len, header.is_some(), &self.limits.limits());
-        let volume = volume.map_err(of_header)?;
+        let (luks, volume) = unlocked(read, |luks| {
+            // Its UUID may have changed.
+            claim.keep_cipher(luks)?;
+            let opened = luks.open(&file, &passphrase, data_len, header.is_some(), &self.limits.limits());
+            opened.map_err(of_header)
+        })?;
         Ok(Opened { data, volume, warnings: faults(&luks, header.unwrap_or(&self.image)), claim })
     }
 
