@@ -18,8 +18,19 @@ fn help_shows_every_command_and_fits_80_columns() {
     for words in commands.iter().chain(&sections) {
         assert!(help.done().stdout.contains(words), "no {words:?} in {}", help.stdout);
     }
-    let crypt =
-        ["format", "info", "test-passphrase", "add-key", "change-key", "remove-key"].map(|it| format!("crypt {it}"));
+    let crypt = [
+        "format",
+        "info",
+        "test-passphrase",
+        "add-key",
+        "change-key",
+        "remove-key",
+        "erase",
+        "header-backup",
+        "header-restore",
+        "resize",
+    ]
+    .map(|it| format!("crypt {it}"));
     let nfs = ["nfs serve".to_owned()];
     let nvme = ["identify", "read", "write", "bench", "bind", "unbind"].map(|it| format!("nvme {it}"));
     let xdp = ["forward", "drop", "echo", "generate"].map(|it| format!("xdp {it}"));

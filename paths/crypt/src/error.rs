@@ -133,7 +133,7 @@ impl Error {
             }
             Self::CutOff { .. } => "use a whole copy of the file: what is missing cannot be made up for",
             Self::Header(_) => {
-                "restore the header from its backup (cryptsetup luksHeaderRestore); passphrases that were removed since \
+                "restore the header from its backup (pagemill crypt header-restore); passphrases that were removed since \
                  then open it again"
             }
             Self::Unsupported(_) => "open it with cryptsetup",

@@ -15,6 +15,7 @@
 //! cost of opening it is checked before it is spent. Not supported: integrity tags, re-encryption, ciphers other than
 //! `aes-xts-plain64`, tokens. A volume that has them counts as intact: it is shown, and left to `cryptsetup`.
 mod af;
+pub mod backup;
 mod bytes;
 pub mod cipher;
 pub mod commands;

@@ -248,6 +248,18 @@ impl Luks {
         }
     }
 
+    /// Wipes all keyslots, of any kind: no passphrase opens the volume any more. If it stops in the middle, some of them
+    /// are wiped, and the next call wipes the rest.
+    ///
+    /// # Errors
+    /// [`Error::Io`], and as for [`Luks::check_changeable`].
+    pub fn erase(&mut self, store: &dyn Store) -> Result<(), Error> {
+        match self {
+            Self::V1(header) => header.erase(store),
+            Self::V2(header) => header.erase(store),
+        }
+    }
+
     /// Puts `passphrase` in the place of the one that opens keyslot `number`, for the volume key that [`Luks::unlock`]
     /// returned. Returns the keyslot's number, which stays the same in LUKS2. At every moment one of the two opens the
     /// volume.
@@ -280,6 +292,32 @@ impl Luks {
             // Its key material stays where it is, and the numbers go by the places.
             Self::V1(header) => header.remove(store, number).map(|()| heir),
             Self::V2(header) => header.remove(store, number, Some(heir)).map(|()| number),
+        }
+    }
+
+    /// Bytes of a backup: the header and its keyslots.
+    pub(crate) fn backup_len(&self) -> Result<u64, Error> {
+        match self {
+            Self::V1(header) => header.backup_len(),
+            Self::V2(header) => Ok(header.end()),
+        }
+    }
+
+    /// Whether both are headers of one volume: its UUID, its layout and the digest of its key are the same.
+    pub(crate) fn is_of_same_volume(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::V1(header), Self::V1(other)) => header.is_of_same_volume(other),
+            (Self::V2(header), Self::V2(other)) => header.is_of_same_volume(other),
+            _ => false,
+        }
+    }
+
+    /// Writes this header, whose backup is `bytes`, in the place of `present`.
+    pub(crate) fn put_back(&self, store: &dyn Store, bytes: &[u8], present: Option<&Self>) -> Result<(), Error> {
+        match (self, present) {
+            (Self::V1(header), _) => header.put_back(store, bytes),
+            (Self::V2(header), Some(Self::V2(present))) => header.put_back(store, bytes, Some(present)),
+            (Self::V2(header), _) => header.put_back(store, bytes, None),
         }
     }
 
@@ -382,6 +420,19 @@ impl Luks {
             Self::V1(header) => header.geometry(data_len),
             Self::V2(header) => header.geometry(data_len),
         }?;
+        self.check_geometry(geometry, is_detached)
+    }
+
+    /// The same for data that goes to the end of its file, whatever the header says of its size.
+    pub(crate) fn whole_geometry(&self, data_len: u64, is_detached: bool) -> Result<Geometry, Error> {
+        let geometry = match self {
+            Self::V1(header) => header.geometry(data_len),
+            Self::V2(header) => header.geometry_with(data_len, None),
+        }?;
+        self.check_geometry(geometry, is_detached)
+    }
+
+    fn check_geometry(&self, geometry: Geometry, is_detached: bool) -> Result<Geometry, Error> {
         // Data written there would overwrite the header.
         match self {
             _ if is_detached => Ok(geometry),
@@ -395,6 +446,22 @@ impl Luks {
             }
             // For version 1, reading the header has checked this.
             _ => Ok(geometry),
+        }
+    }
+
+    /// How many bytes of data there are, if the header says that, so that they do not follow their file's size.
+    pub(crate) fn fixed_size(&self) -> Option<u64> {
+        match self {
+            Self::V1(_) => None,
+            Self::V2(header) => header.size(),
+        }
+    }
+
+    /// Writes how many bytes of data there are, if the header says that.
+    pub(crate) fn set_size(&mut self, store: &dyn Store, size: u64) -> Result<(), Error> {
+        match self {
+            Self::V2(header) if header.size().is_some() => header.put_size(store, size),
+            _ => Ok(()),
         }
     }
 
@@ -530,6 +597,13 @@ pub(crate) fn no_such_slot(number: u32) -> Error {
 /// Writes `data`, and returns when it is on the disk.
 pub(crate) fn write_synced(store: &dyn Store, data: &[u8], at: u64, what: &str) -> Result<(), Error> {
     store.write_at(data, at).and_then(|()| store.sync()).map_err(|error| Error::io(format!("writing {what}"), error))
+}
+
+/// Whether `data` is at `at` already.
+pub(crate) fn is_there(store: &dyn Store, data: &[u8], at: u64) -> bool {
+    let mut there = vec![0; data.len()];
+    // What can't be read is written.
+    store.read_at(&mut there, at).is_ok() && there == data
 }
 
 /// Overwrites key material with random bytes, and returns when they are on the disk.

@@ -344,6 +344,55 @@ impl Header {
         self.write(store)
     }
 
+    /// Wipes all keyslots, and writes the header without them.
+    pub(crate) fn erase(&mut self, store: &dyn Store) -> Result<(), Error> {
+        self.check_supported()?;
+        for number in self.used() {
+            self.remove(store, number)?;
+        }
+        Ok(())
+    }
+
+    /// Where the first keyslot's area begins; not inside the header.
+    pub(crate) fn first_area(&self) -> usize {
+        let first = self.slots.iter().map(|slot| self.area(slot).start).min().unwrap_or(0);
+        usize::try_from(first).unwrap_or(HEADER).max(HEADER)
+    }
+
+    /// Bytes of a backup: up to the end of the last keyslot's area. Reading a header does not check the places of
+    /// unused keyslots.
+    pub(crate) fn backup_len(&self) -> Result<u64, Error> {
+        let end = self.slots.iter().map(|slot| self.area(slot).end).max().unwrap_or(0).next_multiple_of(ALIGN);
+        if self.payload != 0 && end > self.payload_at().next_multiple_of(ALIGN) {
+            let data = self.payload_at();
+            return Err(Error::Header(format!("its keyslots end at {end}, and the data begins at {data}")));
+        }
+        Ok(end)
+    }
+
+    /// Writes this header, whose backup is `bytes`: first the material of its keyslots, then the header, then the places
+    /// of unused keyslots. What is on the disk already is not written.
+    pub(crate) fn put_back(&self, store: &dyn Store, bytes: &[u8]) -> Result<(), Error> {
+        let areas =
+            |is_active| self.slots.iter().filter(move |slot| slot.is_active == is_active).map(|it| self.area(it));
+        for area in areas(true).chain(std::iter::once(0..HEADER as u64)).chain(areas(false)) {
+            let part = &bytes[area.start as usize..area.end as usize];
+            if !luks::is_there(store, part, area.start) {
+                luks::write_synced(store, part, area.start, "the header and its keyslots")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether both are headers of one volume: its UUID, its layout and the digest of its key are the same.
+    pub(crate) fn is_of_same_volume(&self, other: &Self) -> bool {
+        let identity = |header: &Self| {
+            let Self { payload, key_bytes, digest, digest_salt, uuid, .. } = *header;
+            (payload, key_bytes, digest, digest_salt, uuid)
+        };
+        self.cipher == other.cipher && identity(self) == identity(other)
+    }
+
     pub(crate) fn write(&self, store: &dyn Store) -> Result<(), Error> {
         luks::write_synced(store, &self.bytes(), 0, "the header")
     }

@@ -14,6 +14,8 @@
 mod copy;
 mod metadata;
 
+use std::ops::Range;
+
 use serde_json::{Map, Value, json};
 use subtle::ConstantTimeEq;
 
@@ -444,18 +446,93 @@ impl Header {
             }
             slots.insert(std::mem::replace(&mut name, heir), slot);
         }
-        for owners in ["digests", "tokens"] {
-            for owner in changed.object(owners)?.values_mut() {
-                if let Some(slots) = owner.get_mut("keyslots").and_then(Value::as_array_mut) {
-                    slots.retain(|slot| slot.as_str() != Some(&name));
-                }
-            }
-        }
+        changed.unbind(|slot| slot == name)?;
         changed.prepare()?;
         luks::wipe(store, area, &format!("keyslot {number}"))?;
         changed.write(store)?;
         *self = changed;
         Ok(())
+    }
+
+    /// Removes the numbers of keyslots that are gone from digests and tokens.
+    fn unbind(&mut self, is_gone: impl Fn(&str) -> bool) -> Result<(), Error> {
+        for owners in ["digests", "tokens"] {
+            for owner in self.object(owners)?.values_mut() {
+                if let Some(slots) = owner.get_mut("keyslots").and_then(Value::as_array_mut) {
+                    slots.retain(|slot| !slot.as_str().is_some_and(&is_gone));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Wipes all keyslots, also those of unknown kinds, and writes the header without them.
+    pub(crate) fn erase(&mut self, store: &dyn Store) -> Result<(), Error> {
+        self.check_changeable()?;
+        let mut changed = self.clone();
+        changed.object("keyslots")?.clear();
+        changed.unbind(|_| true)?;
+        changed.prepare()?;
+        for (number, area) in self.metadata.areas() {
+            luks::wipe(store, area.offset..area.offset + area.size, &format!("keyslot {number}"))?;
+        }
+        changed.write(store)?;
+        *self = changed;
+        Ok(())
+    }
+
+    /// Whether both are headers of one volume: its UUID, its layout and the digest of its key are the same.
+    pub(crate) fn is_of_same_volume(&self, other: &Self) -> bool {
+        let is_one = (&self.copy.uuid, self.copy.size) == (&other.copy.uuid, other.copy.size);
+        is_one && self.metadata.is_of_same_data(&other.metadata)
+    }
+
+    /// Writes this header, whose backup is `bytes`, in the place of `present`. Until both copies are written, none of
+    /// the keyslots of `present` is overwritten (I2): a restored keyslot whose place they need gets another one.
+    pub(crate) fn put_back(&self, store: &dyn Store, bytes: &[u8], present: Option<&Self>) -> Result<(), Error> {
+        let mut new = self.clone();
+        let part = |area: &Range<u64>| &bytes[area.start as usize..area.end as usize];
+        let layout = |header: &Self| (header.copy.size, header.metadata.keyslots_size);
+        // If the layout differs, one header overwrites the other in any case.
+        let Some(present) = present.filter(|present| layout(present) == layout(self)) else {
+            let area = 2 * self.copy.size..self.end();
+            luks::write_synced(store, part(&area), area.start, "the keyslots")?;
+            return new.write(store);
+        };
+        let places = |header: &Self| -> Vec<Range<u64>> {
+            header.metadata.areas().map(|(_, area)| area.offset..area.offset + area.size).collect()
+        };
+        let meets = |area: &Range<u64>, others: &[Range<u64>]| {
+            others.iter().any(|other| other.start < area.end && area.start < other.end)
+        };
+        let old = places(present);
+        let mut taken = [old.clone(), places(self)].concat();
+        let mut material = Vec::new();
+        for (number, area) in self.metadata.areas() {
+            let from = area.offset..area.offset + area.size;
+            if luks::is_there(store, part(&from), from.start) {
+                continue;
+            }
+            let mut place = from.start;
+            if meets(&from, &old) {
+                place = self.free_place(area.size, taken.clone()).ok_or_else(no_room)?;
+                taken.push(place..place + area.size);
+                match new.json.pointer_mut(&format!("/keyslots/{number}/area/offset")) {
+                    Some(offset) => *offset = place.to_string().into(),
+                    None => return Err(Error::Header(format!("keyslot {number} has no place"))),
+                }
+            }
+            material.push((number, place, part(&from)));
+        }
+        new.copy.sequence = new.copy.sequence.max(present.copy.sequence);
+        new.faults.clone_from(&present.faults);
+        new.prepare()?;
+        for (number, place, material) in material {
+            luks::write_synced(store, material, place, &format!("keyslot {number}"))?;
+        }
+        new.write(store)?;
+        let now = places(&new);
+        old.into_iter().filter(|area| !meets(area, &now)).try_for_each(|area| luks::wipe(store, area, "an old keyslot"))
     }
 
     /// Checks that keyslot `number` exists and is of a supported kind.
@@ -469,19 +546,22 @@ impl Header {
 
     /// The first free place of `size` bytes in the keyslots area.
     fn free_area(&self, size: u64) -> Result<u64, Error> {
-        let mut taken: Vec<_> = self.metadata.areas().map(|(_, area)| (area.offset, area.offset + area.size)).collect();
-        taken.sort_unstable();
+        let taken = self.metadata.areas().map(|(_, area)| area.offset..area.offset + area.size).collect();
+        let full = || Error::Request("the keyslots area is full: remove a keyslot first".to_owned());
+        self.free_place(size, taken).ok_or_else(full)
+    }
+
+    /// The first place of `size` bytes in the keyslots area beside those that are `taken`.
+    fn free_place(&self, size: u64, mut taken: Vec<Range<u64>>) -> Option<u64> {
+        taken.sort_unstable_by_key(|area| area.start);
         let mut at = 2 * self.copy.size;
-        for (start, end) in taken {
-            if start.saturating_sub(at) >= size {
+        for area in taken {
+            if area.start.saturating_sub(at) >= size {
                 break;
             }
-            at = at.max(end.next_multiple_of(metadata::ALIGN));
+            at = at.max(area.end.next_multiple_of(metadata::ALIGN));
         }
-        if self.end().saturating_sub(at) < size {
-            return Err(Error::Request("the keyslots area is full: remove a keyslot first".to_owned()));
-        }
-        Ok(at)
+        (self.end().saturating_sub(at) >= size).then_some(at)
     }
 
     fn object(&mut self, name: &str) -> Result<&mut Map<String, Value>, Error> {
@@ -536,10 +616,42 @@ impl Header {
     /// [`Error::Unsupported`] if it can't be opened here; [`Error::CutOff`], [`Error::Header`] and [`Error::Request`]
     /// if the data does not fit.
     pub fn geometry(&self, data_len: u64) -> Result<Geometry, Error> {
+        self.geometry_with(data_len, self.size())
+    }
+
+    /// The same, with data of `size` bytes, or to the end of its file.
+    pub(crate) fn geometry_with(&self, data_len: u64, size: Option<u64>) -> Result<Geometry, Error> {
         let (_, segment) = self.metadata.segment()?;
         let sector_size = segment.sector_size()?;
-        Geometry::within(data_len, segment.offset, segment.size, sector_size, segment.iv_tweak)
+        Geometry::within(data_len, segment.offset, size, sector_size, segment.iv_tweak)
     }
+
+    /// Bytes of data, if the header says how many there are.
+    pub(crate) fn size(&self) -> Option<u64> {
+        self.metadata.segment().ok().and_then(|(_, segment)| segment.size)
+    }
+
+    /// Writes how many bytes of data there are.
+    pub(crate) fn put_size(&mut self, store: &dyn Store, size: u64) -> Result<(), Error> {
+        self.check_changeable()?;
+        let (segment, _) = self.metadata.segment()?;
+        let mut changed = self.clone();
+        match changed.json.pointer_mut(&format!("/segments/{segment}/size")) {
+            Some(place) => *place = size.to_string().into(),
+            None => return Err(Error::Header(format!("segment {segment} has no size"))),
+        }
+        changed.write(store)?;
+        *self = changed;
+        Ok(())
+    }
+}
+
+fn no_room() -> Error {
+    Error::Request(
+        "the keyslots area has no room for the present keyslots beside the restored ones: remove some of the present ones \
+         first (remove-key), or all of them (erase)"
+            .to_owned(),
+    )
 }
 
 fn kdf_json(kdf: &Kdf) -> Value {

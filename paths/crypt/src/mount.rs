@@ -212,6 +212,22 @@ impl Filesystem for OneFile {
         }
     }
 
+    /// Refused, as a system without it would: programs then write zeroes as data. A hole in a file reads as zeroes, and
+    /// a hole in the volume's file would be decrypted to noise. That a file system on a loop device only wants to
+    /// discard can't be seen here: the kernel sends its orders to write zeroes in the same way.
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _offset: u64,
+        _length: u64,
+        _mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
     /// Called when a descriptor is closed. Data is durable after `fsync`, not after this.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.ok();

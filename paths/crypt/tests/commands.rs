@@ -9,7 +9,7 @@ use pagemill_crypt::commands::{CryptArgs, OpenArgs, Said, run};
 use pagemill_crypt::{Error, Luks};
 
 #[derive(Parser)]
-struct Program {
+pub(crate) struct Program {
     #[command(flatten)]
     crypt: CryptArgs,
 }

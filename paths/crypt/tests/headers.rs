@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::io;
 
 use crate::common::*;
+use pagemill_crypt::backup::Backup;
 use pagemill_crypt::kdf::{KdfKind, Limits};
 use pagemill_crypt::luks::New;
 use pagemill_crypt::{Error, Luks, Store, luks1, luks2};
@@ -25,6 +26,15 @@ pub(crate) struct Disk {
 impl Disk {
     pub(crate) fn of(bytes: Vec<u8>) -> Self {
         Self { synced: RefCell::new(bytes.clone()), now: RefCell::new(bytes), ..Self::default() }
+    }
+
+    /// The same, with the contents that a crash can leave.
+    pub(crate) fn watched(bytes: Vec<u8>) -> Self {
+        Self { is_watched: true, ..Self::of(bytes) }
+    }
+
+    pub(crate) fn take_crashes(&self) -> Vec<Vec<u8>> {
+        self.crashes.take()
     }
 }
 
@@ -74,7 +84,7 @@ pub(crate) fn image() -> Vec<u8> {
 }
 
 /// A LUKS1 volume with one keyslot, as bytes.
-fn luks1_image() -> Vec<u8> {
+pub(crate) fn luks1_image() -> Vec<u8> {
     formatted(3 << 20, &new(1, 512, 512, KdfKind::Pbkdf2))
 }
 
@@ -84,7 +94,7 @@ fn formatted(len: usize, new: &New) -> Vec<u8> {
     disk.now.into_inner()
 }
 
-fn opens(disk: &Disk, passphrase: &[u8]) -> bool {
+pub(crate) fn opens(disk: &Disk, passphrase: &[u8]) -> bool {
     Luks::read(disk).unwrap().unlock(disk, passphrase, None, &Limits::default()).is_ok()
 }
 
@@ -515,8 +525,10 @@ proptest! {
         ],
     ) {
         thread_local!(static WHOLE: Vec<u8> = image());
-        let mut bytes = WHOLE.with(|whole| whole[..2 * SECOND + 140_000].to_vec());
+        let mut bytes = WHOLE.with(|whole| whole[..2 * SECOND + 400_000].to_vec());
         with_metadata(&mut bytes, |json| {
+            // A keyslots area that is there.
+            json["config"]["keyslots_size"] = "397312".into();
             let mut places = Vec::new();
             pointers(json, String::new(), &mut places);
             let place = &places[place % places.len()];
@@ -528,6 +540,13 @@ proptest! {
             let _ = luks.geometry(17 << 20, true);
             let few = Limits { memory_kib: 1024, work: 5000 };
             let _ = luks.unlock(&disk, PASSPHRASE, None, &few);
+            let _ = Backup::take(luks.clone(), &disk);
+            let bytes = disk.now.borrow().clone();
+            let _ = luks.clone().erase(&disk);
+            // The metadata's keyslots may be anywhere in it.
+            if let Ok(backup) = Backup::read(bytes) {
+                let _ = backup.restore(&disk, Some(&luks));
+            }
         }
     }
 }

@@ -3,6 +3,7 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 
 use pagemill::Allocator;
 use pagemill_crypt::mount::Mounted;
@@ -10,6 +11,8 @@ use pagemill_crypt::secret::Locked;
 use pagemill_crypt::serve::{DataPath, Disk, Memory, VolumeFile};
 use pagemill_crypt::volume::Geometry;
 use pagemill_crypt::{SectorSize, Volume};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 
 const LEN: usize = 3 << 20;
 
@@ -91,6 +94,43 @@ fn a_mounted_volume_is_a_file_that_keeps_its_data() {
         plain(&image, sector).read_at(0, &mut stored).unwrap();
         assert!(stored == model, "after the last one closed it");
     }
+}
+
+/// A file system on a loop device writes zeroes by making holes, if the file below allows that; in a volume they would be
+/// noise.
+#[test]
+fn zeroes_through_a_loop_device_are_zeroes_and_holes_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (image, at) = (folder.path().join("image"), folder.path().join("plain"));
+    let mut model = noise(4, LEN);
+    plain(&image, 4096).write_at(0, &model).unwrap();
+    File::create(&at).unwrap();
+    let Some(mut mount) = mounted(plain(&image, 4096), &at, false) else { return };
+    let mut unmounter = mount.unmounter();
+    let serving = std::thread::spawn(|| mount.serve());
+    let file = File::options().read(true).write(true).open(&at).unwrap();
+    for mode in [FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, FallocateFlags::ZERO_RANGE] {
+        assert_eq!(rustix::fs::fallocate(&file, mode, 0, 4096), Err(Errno::OPNOTSUPP));
+    }
+    drop(file);
+    let run = |program: &str, words: &[&str]| Command::new(program).args(words).output().unwrap();
+    let attached = run("losetup", &["--find", "--show", at.to_str().unwrap()]);
+    let device = String::from_utf8(attached.stdout).unwrap().trim().to_owned();
+    if attached.status.success() {
+        let part = ["--offset", "1048576", "--length", "524288", &device];
+        // It changes nothing, whether it is refused or ignored.
+        run("blkdiscard", &[&part[..], &["--offset", "0"]].concat());
+        let zeroed = [run("blkdiscard", &[&["--zeroout"], &part[..]].concat()), run("losetup", &["--detach", &device])];
+        assert!(zeroed.iter().all(|done| done.status.success()), "{zeroed:?}");
+        model[1 << 20..3 << 19].fill(0);
+    } else {
+        eprintln!("skipped: no loop device: {}", String::from_utf8_lossy(&attached.stderr).trim());
+    }
+    unmounter.unmount().unwrap();
+    serving.join().unwrap().unwrap();
+    let mut stored = vec![0; LEN];
+    plain(&image, 4096).read_at(0, &mut stored).unwrap();
+    assert!(stored == model);
 }
 
 #[test]

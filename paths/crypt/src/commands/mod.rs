@@ -4,6 +4,9 @@
 //! A subcommand returns its output ([`Said`]), or passes messages on while it runs; the program prints them. A header
 //! is locked while it is read and while it is written, so two changes never overlap. Data is claimed as long as the
 //! volume is open; keys can be changed meanwhile.
+mod alone;
+mod backup;
+mod erase;
 mod format;
 mod hold;
 mod info;
@@ -13,6 +16,7 @@ mod memory;
 mod mount;
 mod open;
 mod passphrase;
+mod resize;
 mod serve;
 mod signals;
 mod signatures;
@@ -53,6 +57,9 @@ Examples:
   pagemill crypt mount disk.img plain
   pagemill crypt change-key disk.img
   pagemill crypt remove-key disk.img --slot 1
+  pagemill crypt resize disk.img --size 2G
+  pagemill crypt header-backup disk.img disk.header
+  pagemill crypt erase disk.img
 
 Exit codes:
   0  done
@@ -68,6 +75,10 @@ enum Command {
     AddKey(keys::AddArgs),
     ChangeKey(keys::ChangeArgs),
     RemoveKey(keys::RemoveArgs),
+    Erase(erase::EraseArgs),
+    HeaderBackup(backup::BackupArgs),
+    HeaderRestore(backup::RestoreArgs),
+    Resize(resize::ResizeArgs),
     Serve(Box<serve::ServeArgs>),
     Mount(Box<mount::MountArgs>),
 }
@@ -83,6 +94,10 @@ impl CryptArgs {
             Command::AddKey(_) => "add-key",
             Command::ChangeKey(_) => "change-key",
             Command::RemoveKey(_) => "remove-key",
+            Command::Erase(_) => "erase",
+            Command::HeaderBackup(_) => "header-backup",
+            Command::HeaderRestore(_) => "header-restore",
+            Command::Resize(_) => "resize",
             Command::Serve(_) => "serve",
             Command::Mount(_) => "mount",
         }
@@ -110,6 +125,10 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
         Command::AddKey(args) => keys::add(args),
         Command::ChangeKey(args) => keys::change_key(args),
         Command::RemoveKey(args) => keys::remove(args),
+        Command::Erase(args) => erase::run(args),
+        Command::HeaderBackup(args) => backup::backup(args),
+        Command::HeaderRestore(args) => backup::restore(args),
+        Command::Resize(args) => resize::run(args),
         Command::Serve(args) => serve::run(args, notice),
         Command::Mount(args) => mount::run(args, notice),
     }?;

@@ -167,7 +167,7 @@ impl OpenArgs {
         let PlainArgs { key_size, hash, offset, skip, size, sector_size, iv_large_sectors } = self.plain;
         let plain = Plain {
             key_bytes: key_size.unwrap_or(256) / 8,
-            hash: self.secret.key_file.is_none().then_some(hash.unwrap_or(Hash::Sha256)),
+            hash: (!self.secret.has_key()).then_some(hash.unwrap_or(Hash::Sha256)),
             offset: offset.unwrap_or(0),
             skip: skip.unwrap_or(0),
             size,

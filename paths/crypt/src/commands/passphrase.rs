@@ -1,10 +1,12 @@
 //! Where a passphrase comes from: the terminal, a file, or a descriptor. It goes straight into locked memory.
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, FromRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use pagemill_command::size;
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
 
 use super::shown;
@@ -12,7 +14,7 @@ use crate::Error;
 use crate::secret::Locked;
 
 /// The longest key file, as in `cryptsetup`.
-const MAX: usize = 8 << 20;
+const MAX: u64 = 8 << 20;
 /// The longest passphrase that can be typed.
 const MAX_TYPED: usize = 512;
 
@@ -20,8 +22,18 @@ const MAX_TYPED: usize = 512;
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct SecretArgs {
     /// Read the passphrase from FILE: all bytes, a line feed at its end too
-    #[arg(long, value_name = "FILE", conflicts_with = "passphrase_fd")]
-    pub(super) key_file: Option<PathBuf>,
+    ///
+    /// - is standard input. At most 8 MiB.
+    #[arg(long, value_name = "FILE", conflicts_with = "passphrase_fd", verbatim_doc_comment)]
+    key_file: Option<PathBuf>,
+
+    /// Skip so many bytes of the key file
+    #[arg(long, value_name = "N", requires = "key_file", conflicts_with = "passphrase_fd", value_parser = size)]
+    keyfile_offset: Option<u64>,
+
+    /// Read so many bytes of the key file, and no more [default: all]
+    #[arg(long, value_name = "N", requires = "key_file", conflicts_with = "passphrase_fd", value_parser = key_len)]
+    keyfile_size: Option<u64>,
 
     /// Read the passphrase, a line, from this descriptor (0: standard input)
     #[arg(long, value_name = "FD")]
@@ -35,9 +47,17 @@ pub(super) struct SecretArgs {
 /// Where a new keyslot's passphrase comes from.
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct NewSecretArgs {
-    /// The new one: all bytes of this file
+    /// The new one: all bytes of this file; - is standard input
     #[arg(long, value_name = "FILE", conflicts_with = "new_passphrase_fd")]
     new_key_file: Option<PathBuf>,
+
+    /// Skip so many bytes of the new key file
+    #[arg(long, value_name = "N", requires = "new_key_file", conflicts_with = "new_passphrase_fd", value_parser = size)]
+    new_keyfile_offset: Option<u64>,
+
+    /// Read so many bytes of the new key file, and no more [default: all]
+    #[arg(long, value_name = "N", requires = "new_key_file", conflicts_with = "new_passphrase_fd", value_parser = key_len)]
+    new_keyfile_size: Option<u64>,
 
     /// The new one: the first line from this descriptor
     #[arg(long, value_name = "FD")]
@@ -46,11 +66,29 @@ pub(super) struct NewSecretArgs {
 
 impl From<NewSecretArgs> for SecretArgs {
     fn from(new: NewSecretArgs) -> Self {
-        Self { key_file: new.new_key_file, passphrase_fd: new.new_passphrase_fd, is_second: true }
+        Self {
+            key_file: new.new_key_file,
+            keyfile_offset: new.new_keyfile_offset,
+            keyfile_size: new.new_keyfile_size,
+            passphrase_fd: new.new_passphrase_fd,
+            is_second: true,
+        }
+    }
+}
+
+fn key_len(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        bytes @ 1..=MAX => Ok(bytes),
+        _ => Err(format!("a key has 1 byte to {} MiB", MAX >> 20)),
     }
 }
 
 impl SecretArgs {
+    /// Whether a file has the key, as it is. Standard input has a passphrase, as for `cryptsetup`.
+    pub(super) fn has_key(&self) -> bool {
+        self.key_file.as_ref().is_some_and(|path| path.as_os_str() != "-")
+    }
+
     /// The passphrase that opens `what`.
     ///
     /// # Errors
@@ -77,6 +115,11 @@ impl SecretArgs {
         };
         if secret.is_empty() {
             let why = match &self.key_file {
+                Some(path) if path.as_os_str() == "-" => {
+                    "standard input has no bytes for the new key: if the old one is read from there too, say how long it \
+                     is with --keyfile-size"
+                        .to_owned()
+                }
                 Some(path) => format!(
                     "the key file {0} is empty: put a key into it first, as this does: head -c 32 /dev/urandom > {0}",
                     shown(path)
@@ -98,44 +141,96 @@ impl SecretArgs {
         read_typed(&mut terminal, prompt).map_err(|error| Error::io("the passphrase", error))
     }
 
+    fn of_file(&self, path: &Path) -> Result<Locked, Error> {
+        let (what, read) = match path.as_os_str() == "-" {
+            true => ("standard input".to_owned(), descriptor(0).and_then(|mut file| self.part_of(&mut file))),
+            false => {
+                (format!("the key file {}", shown(path)), File::open(path).and_then(|mut file| self.part_of(&mut file)))
+            }
+        };
+        read.map_err(|error| Error::io(what, error))
+    }
+
+    /// The bytes of a key file that the options name.
+    fn part_of(&self, file: &mut File) -> io::Result<Locked> {
+        let new = if self.is_second { "new-" } else { "" };
+        if let Some(offset) = self.keyfile_offset {
+            skip(file, offset)?;
+        }
+        let secret = match self.keyfile_size {
+            Some(size) => read_until(&mut file.take(size), None)?,
+            None => read_until(file, None)?,
+        };
+        match (self.keyfile_offset, self.keyfile_size) {
+            (Some(offset), _) if secret.is_empty() => Err(io::Error::other(format!(
+                "it ends at byte {offset} or before, and the key should begin there: check --{new}keyfile-offset"
+            ))),
+            (_, Some(size)) if (secret.len() as u64) < size => Err(io::Error::other(format!(
+                "it has {} bytes there, and {size} should be read: check --{new}keyfile-size and --{new}keyfile-offset",
+                secret.len()
+            ))),
+            _ => Ok(secret),
+        }
+    }
+
     fn given(&self) -> Option<Result<Locked, Error>> {
         match (&self.key_file, self.passphrase_fd) {
-            (Some(path), _) => Some(of_file(path)),
+            (Some(path), _) => Some(self.of_file(path)),
             (None, Some(fd)) => Some(of_descriptor(fd)),
             (None, None) => None,
         }
     }
 }
 
-fn of_file(path: &Path) -> Result<Locked, Error> {
-    let read = File::open(path).and_then(|mut file| read_until(&mut file, None));
-    read.map_err(|error| Error::io(format!("the key file {}", shown(path)), error))
+fn of_descriptor(fd: RawFd) -> Result<Locked, Error> {
+    let read = descriptor(fd).and_then(|mut file| read_until(&mut *file, Some(b'\n')));
+    read.map_err(|error| Error::io(format!("descriptor {fd}"), error))
 }
 
-fn of_descriptor(fd: RawFd) -> Result<Locked, Error> {
-    let what = format!("descriptor {fd}");
+fn descriptor(fd: RawFd) -> io::Result<ManuallyDrop<File>> {
     // SAFETY: asks whether the number is a descriptor; any number may be asked about.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-        return Err(Error::io(what, io::Error::last_os_error()));
+        return Err(io::Error::last_os_error());
     }
     // SAFETY: it is open, and `ManuallyDrop` leaves it open: the user's descriptor is not ours to close.
-    let mut file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
-    read_until(&mut *file, Some(b'\n')).map_err(|error| Error::io(what, error))
+    Ok(ManuallyDrop::new(unsafe { File::from_raw_fd(fd) }))
+}
+
+/// Goes on by `count` bytes. If there are fewer, nothing is left to read.
+fn skip(file: &mut File, mut count: u64) -> io::Result<()> {
+    // A length is a signed number.
+    match file.seek(SeekFrom::Current(count.min(i64::MAX as u64) as i64)) {
+        // A pipe is read.
+        Err(error) if error.raw_os_error() == Some(libc::ESPIPE) => {}
+        // Farther than a file can be long.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => return file.seek(SeekFrom::End(0)).map(drop),
+        sought => return sought.map(drop),
+    }
+    let mut skipped = Locked::zeroed(4096);
+    while count > 0 {
+        let most = count.min(skipped.len() as u64) as usize;
+        match file.read(&mut skipped[..most]) {
+            Ok(0) => break,
+            Ok(n) => count -= n as u64,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// All bytes up to `end`, which is read and left out, or to the end of the file. With `end` it reads byte by byte, so
 /// that the following bytes stay for the next reader.
 fn read_until(from: &mut impl Read, end: Option<u8>) -> io::Result<Locked> {
+    const TOO_LONG: usize = MAX as usize + 1;
     let (mut secret, mut len) = (Locked::zeroed(4096), 0);
     loop {
+        if len == TOO_LONG {
+            let why = format!("more than {} MiB: name a shorter file, or a part of it with --keyfile-size", MAX >> 20);
+            return Err(io::Error::other(why));
+        }
         if len == secret.len() {
-            if len >= MAX {
-                return Err(io::Error::other(format!(
-                    "more than {MAX} bytes; name a file of at most {} MiB",
-                    MAX >> 20
-                )));
-            }
-            let mut longer = Locked::zeroed(2 * len);
+            let mut longer = Locked::zeroed((2 * len).min(TOO_LONG));
             longer[..len].copy_from_slice(&secret);
             secret = longer;
         }

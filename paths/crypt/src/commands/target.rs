@@ -83,7 +83,7 @@ impl<'a> Target<'a> {
         self.file.size().map_err(|error| Error::io(shown(self.path), error))
     }
 
-    /// Gives a new file its name.
+    /// Gives a new file its name, and returns when the name is on the disk.
     pub(super) fn publish(&mut self) -> Result<(), Error> {
         let named = match &self.state {
             State::Kept | State::Named => return Ok(()),
@@ -100,7 +100,13 @@ impl<'a> Target<'a> {
             }
             Err(error) => return Err(Error::io(format!("naming {}", shown(self.path)), error.into())),
         }
-        Ok(())
+        match File::open(folder(self.path)).and_then(|folder| folder.sync_all()) {
+            // Some file systems do not sync folders.
+            Err(error) if error.kind() != io::ErrorKind::InvalidInput => {
+                Err(Error::io(format!("syncing the folder of {}", shown(self.path)), error))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn keep(mut self) {

@@ -247,6 +247,16 @@ impl Metadata {
         self.segments.iter().map(|(&number, segment)| (number, segment)).filter(move |(_, segment)| is_current(segment))
     }
 
+    /// Whether the data's place and its key are the same in both.
+    pub(crate) fn is_of_same_data(&self, other: &Self) -> bool {
+        fn keys(metadata: &Metadata) -> impl Iterator<Item = (&[u32], &Option<Binary>, &Option<Binary>)> {
+            let of_data = metadata.digests.values().filter(|digest| !digest.segments.is_empty());
+            of_data.map(|digest| (&digest.segments[..], &digest.salt, &digest.digest))
+        }
+        let is_one_layout = (self.keyslots_size, &self.segments) == (other.keyslots_size, &other.segments);
+        is_one_layout && keys(self).eq(keys(other))
+    }
+
     pub(crate) fn check_requirements(&self) -> Result<(), Error> {
         match self.requirements.as_slice() {
             [] => Ok(()),

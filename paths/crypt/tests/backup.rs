@@ -1,0 +1,300 @@
+//! Backups of headers: taken and restored by this crate and by `cryptsetup`, in both directions; hostile ones.
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use crate::commands::{CHEAP, crypt, opening};
+use crate::common::*;
+use crate::erase::{VOLUMES, cheap_for};
+use crate::headers::{Disk, image, luks1_image, opened, opens, with_metadata};
+use pagemill_crypt::backup::Backup;
+use pagemill_crypt::kdf::KdfKind;
+use pagemill_crypt::{Error, Luks};
+
+/// Whether the passphrase in `pw` opens the volume, in the judgement of both programs.
+fn both_open(bench: &Bench, volume: &str, header: &str, pw: &str) -> bool {
+    let ours = crypt(bench, &format!("test-passphrase {volume} --key-file @{pw}")).is_ok();
+    let theirs = bench.run(&format!("cryptsetup open --test-passphrase --key-file {pw} {header}")).status.success();
+    assert_eq!(ours, theirs, "{volume} with {pw}");
+    ours
+}
+
+#[test]
+fn each_program_restores_backups_of_the_other() {
+    let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
+    for (volume, header, format) in VOLUMES {
+        crypt(&bench, &format!("format {volume} {format} --key-file @pw")).unwrap();
+        crypt(&bench, &format!("header-backup {volume} @ours-{header}")).unwrap();
+        bench.ok(&format!("cryptsetup luksHeaderBackup {header} --header-backup-file theirs-{header}"));
+        let ours = fs::read(bench.path(&format!("ours-{header}"))).unwrap();
+        assert!(ours == fs::read(bench.path(&format!("theirs-{header}"))).unwrap(), "{volume}: they differ");
+        let mode = fs::metadata(bench.path(&format!("ours-{header}"))).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let data = if volume.contains("--header") { &volume[1..2] } else { header };
+        let plain = |bench: &Bench| contents(&bench.open(header), &bench.open(data), data != header);
+        let before = plain(&bench);
+        let other_key = || {
+            // Twice, so that the new keyslot is where the old one was.
+            let cheap = cheap_for(format);
+            for (old, new) in [("pw", "wrong"), ("wrong", "other")] {
+                crypt(&bench, &format!("add-key {volume} --key-file @{old} --new-key-file @{new} {cheap}")).unwrap();
+                crypt(&bench, &format!("remove-key {volume} --key-file @{old}")).unwrap();
+            }
+            let opened = ["pw", "wrong", "other"].map(|pw| both_open(&bench, volume, header, pw));
+            assert_eq!(opened, [false, false, true], "{volume}");
+        };
+        let is_restored = || {
+            let opened = ["pw", "wrong", "other"].map(|pw| both_open(&bench, volume, header, pw));
+            assert_eq!(opened, [true, false, false], "{volume}");
+            assert!(Luks::read(&bench.open(header)).unwrap().faults().is_empty());
+            bench.ok(&format!("cryptsetup luksDump {header}"));
+        };
+        other_key();
+        let said = crypt(&bench, &format!("header-restore {volume} @theirs-{header} --force")).unwrap();
+        assert!(said.out.contains("the header is restored, with 1 keyslot"), "{}", said.out);
+        is_restored();
+        assert!(plain(&bench) == before, "{volume}");
+        other_key();
+        bench.ok(&format!("cryptsetup luksHeaderRestore -q {header} --header-backup-file ours-{header}"));
+        is_restored();
+        // An erased one, and one of which nothing is left.
+        crypt(&bench, &format!("erase {volume} --force")).unwrap();
+        crypt(&bench, &format!("header-restore {volume} @ours-{header} --force")).unwrap();
+        is_restored();
+        let mut bytes = fs::read(bench.path(header)).unwrap();
+        bytes[..ours.len()].fill(0);
+        write(&bench.path(header), &bytes);
+        crypt(&bench, &format!("header-restore {volume} @ours-{header} --force")).unwrap();
+        is_restored();
+        assert!(fs::read(bench.path(header)).unwrap()[ours.len()..] == bytes[ours.len()..]);
+        assert!(plain(&bench) == before, "{volume}");
+    }
+}
+
+#[test]
+fn a_backup_overwrites_no_file_and_restores_its_own_volume_alone() {
+    let bench = Bench::with(&[]).unwrap();
+    let make = |name: &str, more: &str| {
+        crypt(&bench, &format!("format @{name} --size 20M --force --key-file @pw {more}")).unwrap();
+    };
+    make("a", CHEAP);
+    crypt(&bench, "header-backup @a @saved").unwrap();
+    let saved = fs::read(bench.path("saved")).unwrap();
+    std::os::unix::fs::symlink("nowhere", bench.path("link")).unwrap();
+    for there in ["saved", "a", "link", ""] {
+        let refused = crypt(&bench, &format!("header-backup @a @{there}")).unwrap_err();
+        assert!(matches!(&refused, Error::Request(why) if why.contains("is there already")), "{refused}");
+    }
+    assert!(crypt(&bench, "header-backup @a @no-folder/saved").unwrap_err().to_string().contains("does not exist"));
+    assert!(matches!(crypt(&bench, "header-backup @pw @new"), Err(Error::NoHeader { file }) if file.ends_with("pw")));
+    assert!(!bench.path("new").exists() && !bench.path("nowhere").exists());
+    assert!(fs::read(bench.path("saved")).unwrap() == saved);
+    // Other volumes: one with another UUID; the same UUID with another key, another layout, another version.
+    let before = fs::read(bench.path("a")).unwrap();
+    let refused = |name: &str, word: &str| {
+        let there = fs::read(bench.path(name)).unwrap();
+        let refused = crypt(&bench, &format!("header-restore @{name} @saved --force")).unwrap_err();
+        assert!(matches!(&refused, Error::Request(why) if why.contains(word)), "{name}: {refused}");
+        assert!(fs::read(bench.path(name)).unwrap() == there, "{name}");
+    };
+    make("b", CHEAP);
+    refused("b", "is of volume");
+    make("b", "--type luks1 --kdf-iterations 1000");
+    refused("b", "is of volume");
+    type Change = fn(&mut serde_json::Value);
+    let changes: [Change; 3] = [
+        |json| json["digests"]["0"]["digest"] = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=".into(),
+        |json| json["segments"]["0"]["sector_size"] = 512.into(),
+        |json| json["segments"]["0"]["size"] = "4096".into(),
+    ];
+    for change in changes {
+        let mut bytes = before.clone();
+        with_metadata(&mut bytes, change);
+        write(&bench.path("b"), &bytes);
+        refused("b", "its key or its layout has changed");
+    }
+    // If told, it is done.
+    crypt(&bench, "header-restore @b @saved --force --other-volume").unwrap();
+    crypt(&bench, "test-passphrase @b --key-file @pw").unwrap();
+    let mut longer = saved.clone();
+    longer.resize(saved.len() + 5000, 7);
+    write(&bench.path("saved"), &longer);
+    crypt(&bench, "header-restore @a @saved --force").unwrap();
+    assert!(fs::read(bench.path("a")).unwrap()[16 << 20..] == before[16 << 20..]);
+}
+
+#[test]
+fn hostile_and_damaged_backups_are_refused() {
+    let bench = Bench::with(&[]).unwrap();
+    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
+    crypt(&bench, "format @b --size 20M --type luks1 --key-file @pw --kdf-iterations 1000").unwrap();
+    crypt(&bench, "header-backup @a @saved").unwrap();
+    crypt(&bench, "header-backup @b @saved1").unwrap();
+    let (saved, saved1) = (fs::read(bench.path("saved")).unwrap(), fs::read(bench.path("saved1")).unwrap());
+    let with = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = saved.clone();
+        change(&mut bytes);
+        bytes
+    };
+    let with1 = |at: usize, field: u32| {
+        let mut bytes = saved1.clone();
+        bytes[at..at + 4].copy_from_slice(&field.to_be_bytes());
+        bytes
+    };
+    for (name, hostile, word) in [
+        ("a", Vec::new(), "no LUKS header"),
+        ("a", pattern(1 << 20), "no LUKS header"),
+        ("a", with(&|bytes| bytes.truncate(5000)), "cut off"),
+        ("a", with(&|bytes| bytes.truncate(saved.len() - 1)), "cut off at 16777215"),
+        ("a", with(&|bytes| (bytes[4500], bytes[16384 + 4500]) = (0, 0)), "both copies of the header are damaged"),
+        ("a", with(&|bytes| bytes[..16 << 10].fill(0xee)), "something else has been written"),
+        (
+            "a",
+            with(&|bytes| {
+                with_metadata(bytes, |json| {
+                    json["config"]["requirements"] = serde_json::json!({"mandatory": ["online-reencrypt-v2"]})
+                })
+            }),
+            "re-encryption",
+        ),
+        (
+            "a",
+            with(&|bytes| with_metadata(bytes, |json| json["segments"]["0"]["offset"] = "1048576".into())),
+            "inside the header",
+        ),
+        (
+            "a",
+            with(&|bytes| with_metadata(bytes, |json| json["segments"]["0"]["offset"] = "1099511627776".into())),
+            "cut off",
+        ),
+        ("b", saved1[..saved1.len() - 1].to_vec(), "cut off"),
+        ("b", saved1[..4096].to_vec(), "cut off"),
+        // The data, an unused keyslot's place, the key's length.
+        ("b", with1(104, 1), "inside the header"),
+        ("b", with1(208 + 48 + 40, 1 << 30), "its keyslots end at"),
+        ("b", with1(208 + 48 + 40, u32::MAX), "its keyslots end at"),
+        ("b", with1(108, u32::MAX), "outside of"),
+        ("b", with1(108, 48), "48 bytes"),
+        ("b", with1(104, u32::MAX / 512 * 512), "cut off"),
+    ] {
+        let before = fs::read(bench.path(name)).unwrap();
+        write(&bench.path("hostile"), &hostile);
+        for more in ["", "--other-volume"] {
+            let refused = crypt(&bench, &format!("header-restore @{name} @hostile --force {more}")).unwrap_err();
+            assert!(refused.to_string().contains(word), "{word}: {refused}");
+        }
+        assert!(fs::read(bench.path(name)).unwrap() == before, "{word}");
+    }
+    // A volume that is no place for it.
+    bench.file("short", 1 << 20);
+    let refused = crypt(&bench, "header-restore @short @saved --force").unwrap_err();
+    assert!(matches!(refused, Error::CutOff { .. }), "{refused}");
+    rustix::fs::mkfifoat(rustix::fs::CWD, bench.path("pipe"), rustix::fs::Mode::RWXU).unwrap();
+    assert!(matches!(crypt(&bench, "header-restore @a @pipe --force"), Err(Error::Request(_))));
+    assert_eq!(crypt(&bench, "header-restore @a @absent --force").unwrap_err().next_step(), Some("check the name"));
+    // A hostile header has no backup: its unused keyslots are in the data, or far behind it.
+    let mut bytes = fs::read(bench.path("b")).unwrap();
+    for (payload, place) in [(4096u32, 8192), (0, 1 << 30), (0, u32::MAX)] {
+        bytes[104..108].copy_from_slice(&payload.to_be_bytes());
+        bytes[208 + 48 + 40..208 + 48 + 44].copy_from_slice(&(place as u32).to_be_bytes());
+        write(&bench.path("b"), &bytes);
+        let refused = crypt(&bench, "header-backup @b @new").unwrap_err();
+        assert!(matches!(&refused, Error::Header(why) if why.contains("its keyslots end at")), "{place}: {refused}");
+    }
+    assert!(!bench.path("new").exists());
+}
+
+#[test]
+fn a_header_in_use_can_be_saved_and_not_restored() {
+    let bench = Bench::with(&[]).unwrap();
+    for (volume, header, format) in VOLUMES {
+        crypt(&bench, &format!("format {volume} {format} --key-file @pw")).unwrap();
+        for may_write in [true, false] {
+            let opened = opening(&bench, &format!("{volume} --key-file @pw")).open(may_write).unwrap();
+            let saved = format!("@saved-{header}-{may_write}");
+            crypt(&bench, &format!("header-backup {volume} {saved} --json")).unwrap();
+            let refused = crypt(&bench, &format!("header-restore {volume} {saved} --force")).unwrap_err();
+            assert!(matches!(refused, Error::Busy(_)), "{volume}: {refused}");
+            drop(opened);
+        }
+        if volume.contains("--header") {
+            let refused = crypt(&bench, &format!("header-restore @{header} @saved-{header}-true --force")).unwrap_err();
+            assert!(refused.to_string().contains("name that one, and this with --header"), "{refused}");
+        }
+        crypt(&bench, &format!("header-restore {volume} @saved-{header}-true --force")).unwrap();
+    }
+}
+
+#[test]
+fn keyslots_without_room_beside_the_present_ones_are_not_restored() {
+    let Some(bench) = Bench::with(&["cryptsetup"]) else { return };
+    bench.file("a", 20 * MIB);
+    bench.ok("cryptsetup luksFormat -q --type luks2 -s 256 --luks2-metadata-size 16k --luks2-keyslots-size 256k --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file pw a");
+    crypt(&bench, "header-backup @a @saved").unwrap();
+    // Two keyslots fill it; their places are those of the backup's.
+    for (old, new) in [("pw", "other"), ("other", "wrong")] {
+        crypt(&bench, &format!("add-key @a --key-file @{old} --new-key-file @{new} {CHEAP}")).unwrap();
+        crypt(&bench, &format!("remove-key @a --key-file @{old}")).unwrap();
+    }
+    crypt(&bench, &format!("add-key @a --key-file @wrong --new-key-file @other {CHEAP}")).unwrap();
+    let before = fs::read(bench.path("a")).unwrap();
+    let refused = crypt(&bench, "header-restore @a @saved --force").unwrap_err();
+    assert!(matches!(&refused, Error::Request(why) if why.contains("remove-key")), "{refused}");
+    assert!(fs::read(bench.path("a")).unwrap() == before);
+    crypt(&bench, "remove-key @a --key-file @other").unwrap();
+    crypt(&bench, "header-restore @a @saved --force").unwrap();
+    assert!(both_open(&bench, "@a", "a", "pw") && !both_open(&bench, "@a", "a", "wrong"));
+}
+
+/// Writes are lost, torn or done at every moment of a restoration.
+#[test]
+fn a_crash_in_a_restoration_leaves_the_old_header_or_the_new_one() {
+    let kind = KdfKind::Pbkdf2;
+    for damaged in [None, Some(4500), Some(16_384 + 4500)] {
+        let disk = Disk::of(image());
+        let (mut luks, key) = opened(&disk);
+        let backup = Backup::take(luks.clone(), &disk).unwrap();
+        // The other passphrase takes the place of the first one.
+        luks.add_key(&disk, &key, OTHER, &cheap(kind), Some(1)).unwrap();
+        luks.remove_key(&disk, 0, false).unwrap();
+        luks.add_key(&disk, &key, OTHER, &cheap(kind), Some(0)).unwrap();
+        luks.remove_key(&disk, 1, false).unwrap();
+        let mut bytes = disk.now.take();
+        if let Some(place) = damaged {
+            bytes[place] ^= 1;
+        }
+        let disk = Disk::watched(bytes);
+        assert!(opens(&disk, OTHER) && !opens(&disk, PASSPHRASE));
+        let backup = Backup::read(backup.bytes().to_vec()).unwrap();
+        backup.restore(&disk, Some(&Luks::read(&disk).unwrap())).unwrap();
+        let crashes = disk.take_crashes();
+        assert!(crashes.len() >= 12, "{}", crashes.len());
+        let mut opened = [0; 2];
+        for (i, crashed) in crashes.into_iter().enumerate() {
+            let crashed = Disk::of(crashed);
+            let is_open = [OTHER, PASSPHRASE].map(|passphrase| opens(&crashed, passphrase));
+            assert!(is_open[0] != is_open[1], "crash {i}, damaged at {damaged:?}: {is_open:?}");
+            opened[usize::from(is_open[1])] += 1;
+        }
+        assert!(opened[0] > 0 && opened[1] > 0, "{opened:?}");
+        assert!(opens(&disk, PASSPHRASE) && !opens(&disk, OTHER));
+        assert!(Luks::read(&disk).unwrap().faults().is_empty());
+    }
+    // LUKS1: a keyslot that is the same in both opens at every moment.
+    let disk = Disk::of(luks1_image());
+    let (mut luks, key) = opened(&disk);
+    luks.add_key(&disk, &key, OTHER, &cheap(kind), Some(1)).unwrap();
+    let backup = Backup::take(luks.clone(), &disk).unwrap();
+    luks.remove_key(&disk, 1, false).unwrap();
+    luks.add_key(&disk, &key, b"third", &cheap(kind), Some(1)).unwrap();
+    luks.add_key(&disk, &key, b"fourth", &cheap(kind), Some(2)).unwrap();
+    let disk = Disk::watched(disk.now.take());
+    backup.restore(&disk, Some(&luks)).unwrap();
+    for (i, crashed) in disk.take_crashes().into_iter().enumerate() {
+        let crashed = Disk::of(crashed);
+        assert!(opens(&crashed, PASSPHRASE), "crash {i}");
+        // Once more, and it is whole.
+        backup.restore(&crashed, None).unwrap();
+        assert!(opens(&crashed, OTHER) && !opens(&crashed, b"third") && !opens(&crashed, b"fourth"), "crash {i}");
+    }
+    assert!(opens(&disk, PASSPHRASE) && opens(&disk, OTHER) && !opens(&disk, b"third"));
+}
