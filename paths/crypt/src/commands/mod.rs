@@ -9,6 +9,7 @@ mod hold;
 mod info;
 mod keys;
 mod listen;
+mod log;
 mod memory;
 mod mount;
 mod open;
@@ -16,6 +17,7 @@ mod passphrase;
 mod serve;
 mod signals;
 mod signatures;
+mod systemd;
 mod target;
 
 use std::path::Path;
@@ -106,10 +108,13 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
         Command::TestPassphrase(args) => keys::test(args),
         Command::AddKey(args) => keys::add(args),
         Command::RemoveKey(args) => keys::remove(args),
-        Command::Serve(args) => serve::run(args, notice),
+        Command::Serve(args) => serve::run(args),
         Command::Mount(args) => mount::run(args, notice),
     }?;
-    if let Some(why) = lock_failure() {
+    // A server has logged it.
+    if !matches!(args.command, Command::Serve(_))
+        && let Some(why) = lock_failure()
+    {
         said.warnings.push(format!("keys may have reached the swap space: memory could not be locked: {why}"));
     }
     Ok(said)
