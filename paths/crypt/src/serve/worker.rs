@@ -302,8 +302,9 @@ impl Worker {
             let Some(client) = &self.clients[number] else { continue };
             if client.connection.is_dead() && client.connection.steps() == 0 {
                 self.line.retain(|&other| other != number);
-                self.clients[number] = None;
+                // First: who reads in the log that it is gone may come in its place.
                 load.fetch_sub(1, Relaxed);
+                self.clients[number] = None;
             }
         }
     }
