@@ -370,6 +370,35 @@ fn a_limit_of_file_sizes_fails_writes_and_nothing_else() {
     assert_eq!(service.ends(), Some(0));
 }
 
+#[test]
+fn the_board_names_figures_that_the_server_has() {
+    let folder = folder();
+    let mut service = Service::start(&folder, "--unix socket --metrics 0");
+    let line = service.says(&["figures at "]);
+    let mut client =
+        TcpStream::connect(line.split("http://").nth(1).unwrap().strip_suffix("/metrics").unwrap()).unwrap();
+    client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    let board: serde_json::Value = serde_json::from_str(include_str!("../../docs/grafana-crypt.json")).unwrap();
+    let targets = board["panels"].as_array().unwrap().iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let names: Vec<_> = targets
+        .flat_map(|target| target["expr"].as_str().unwrap().split(|c: char| !c.is_ascii_alphanumeric() && c != '_'))
+        .filter(|word| word.starts_with("pagemill_"))
+        .collect();
+    assert!(names.len() >= 10, "{names:?}");
+    for name in names {
+        assert!(answer.lines().any(|line| line.split(['{', ' ']).next() == Some(name)), "{name}: {answer}");
+        let family = name.strip_suffix("_bucket").unwrap_or(name);
+        assert!(
+            answer.contains(&format!("# TYPE {family} ")) && answer.contains(&format!("# HELP {family} ")),
+            "{name}"
+        );
+    }
+    service.signal(Signal::TERM);
+    assert_eq!(service.ends(), Some(0));
+}
+
 /// What plays systemd: the socket on which a service says its state.
 struct Manager(UnixDatagram);
 
