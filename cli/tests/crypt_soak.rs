@@ -221,7 +221,7 @@ impl Server {
     fn start(folder: &Folder) -> Self {
         let words = format!(
             "crypt serve disk --header header --key-file key --unix socket --tls-cert server.pem --tls-key server.key \
-             --metrics 0 --threads 2 --memory {MEMORY_MIB} --reserve {RESERVE}"
+             --metrics 0 --threads 2 --handshake-timeout 600 --memory {MEMORY_MIB} --reserve {RESERVE}"
         );
         let mut command = Command::new(PROGRAM);
         command.args(words.split(' ')).current_dir(folder.path("")).stdout(Stdio::null()).stderr(Stdio::piped());
