@@ -8,6 +8,8 @@ mod copy_faults;
 mod copy_refused;
 mod crypt_mount;
 mod crypt_serve;
+mod crypt_service;
+mod crypt_soak;
 mod nfs;
 mod program;
 mod read;

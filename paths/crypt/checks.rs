@@ -17,5 +17,5 @@ pub(super) const CHECKS: Path = Path {
         // Writes over NBD.
         FIO,
     ],
-    program_tests: &["crypt_mount", "crypt_serve", "bench_crypt"],
+    program_tests: &["crypt_mount", "crypt_serve", "crypt_service", "crypt_soak", "bench_crypt"],
 };

@@ -1,7 +1,7 @@
 //! The listening socket and the one thread that answers on it.
 //!
 //! The thread sleeps in `poll` until a client connects, writes, can be sent more, or is due for its next line. Without clients
-//! it never wakes. Locks: `Shown::shown` and `Shown::pools`; no other lock is taken under either.
+//! it never wakes. Locks: `Shown::shown`, `Shown::pools` and `Shown::texts`; no other lock is taken under them.
 use crate::connection::{Connection, Form, Protocol};
 use crate::socket_file::SocketFile;
 use crate::{Snapshot, json, prometheus};
@@ -190,6 +190,34 @@ impl StatsServer {
             pools.push((key, pool));
         }
     }
+    /// Shows figures of the program's own: each answer to Prometheus ends with what `text` appends, in the format of
+    /// [`prometheus`](crate::prometheus) (version 0.0.4: `# HELP`, `# TYPE`, and a line for each sample, all ending in line
+    /// feeds). `text` runs in the server's thread, so it should not wait. JSON does not have them.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    /// let server = pagemill_watch::StatsServer::bind_http("127.0.0.1:0")?;
+    /// let served = Arc::new(AtomicU64::new(0));
+    /// let counted = Arc::clone(&served);
+    /// server.show_text(move |text| {
+    ///     text.push_str("# HELP shop_served_total Customers.\n# TYPE shop_served_total counter\n");
+    ///     text.push_str(&format!("shop_served_total {}\n", counted.load(Relaxed)));
+    /// });
+    /// # use std::io::{Read, Write};
+    /// # served.store(7, Relaxed);
+    /// # let mut client = std::net::TcpStream::connect(server.address().unwrap())?;
+    /// # client.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
+    /// # let mut answer = String::new();
+    /// # client.read_to_string(&mut answer)?;
+    /// # assert!(answer.ends_with("counter\nshop_served_total 7\n"), "{answer}");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn show_text(&self, text: impl Fn(&mut String) + Send + Sync + 'static) {
+        if self.is_ours() {
+            self.shared.texts().push(Arc::new(text));
+        }
+    }
     /// Stops showing the allocator of this name.
     pub fn hide(&self, name: &str) {
         if self.is_ours() {
@@ -287,10 +315,14 @@ impl AnyPool {
 /// The names of the allocator and of the pool, and the pool.
 type ShownPool = ((String, String), AnyPool);
 
+/// Appends figures of the program's own.
+type OwnText = Arc<dyn Fn(&mut String) + Send + Sync>;
+
 /// The state that the thread and the handle share.
 struct Shown {
     pools: Mutex<Vec<ShownPool>>,
     shown: Mutex<Vec<(String, WeakAllocator)>>,
+    texts: Mutex<Vec<OwnText>>,
     program: String,
     start: Instant,
 }
@@ -306,7 +338,13 @@ impl Shown {
     fn new() -> Self {
         let program = std::env::args_os().next().unwrap_or_default();
         let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Self { shown: Mutex::default(), pools: Mutex::default(), program, start: Instant::now() }
+        Self {
+            shown: Mutex::default(),
+            pools: Mutex::default(),
+            texts: Mutex::default(),
+            program,
+            start: Instant::now(),
+        }
     }
 
     fn shown(&self) -> MutexGuard<'_, Vec<(String, WeakAllocator)>> {
@@ -316,6 +354,10 @@ impl Shown {
 
     fn pools(&self) -> MutexGuard<'_, Vec<ShownPool>> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn texts(&self) -> MutexGuard<'_, Vec<OwnText>> {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn snapshot(&self, name: &str, allocator: &Allocator) -> Snapshot {
@@ -330,7 +372,11 @@ impl Shown {
         let seen: Vec<_> = live.map(|(name, allocator)| self.snapshot(name, &allocator)).collect();
         match form {
             Form::Json => json::line(&self.program, self.start.elapsed(), &seen),
-            Form::Prometheus => prometheus(&seen).into_bytes(),
+            Form::Prometheus => {
+                let (mut answer, texts) = (prometheus(&seen), self.texts().clone());
+                texts.iter().for_each(|text| text(&mut answer));
+                answer.into_bytes()
+            }
         }
     }
 }

@@ -74,7 +74,15 @@ impl Locked {
             libc::mlock(bytes.as_ptr().cast(), layout.size())
         };
         if locked != 0 {
-            LOCK_FAILURE.get_or_init(|| io::Error::last_os_error().raw_os_error().unwrap_or(0));
+            let why = io::Error::last_os_error();
+            LOCK_FAILURE.get_or_init(|| {
+                tracing::warn!(
+                    name: "lock refused",
+                    %why,
+                    "keys may reach the swap space: the system refused to lock memory; raise its limit (LimitMEMLOCK, ulimit -l)"
+                );
+                why.raw_os_error().unwrap_or(0)
+            });
         }
         Self { bytes, len }
     }

@@ -15,6 +15,7 @@ use clap::Args;
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
+use super::systemd::{self, Passed};
 use super::{need_folder, shown};
 use crate::Error;
 use crate::serve::Listener;
@@ -35,9 +36,31 @@ pub(super) struct Place {
     /// Serve on this address and port, as 127.0.0.1:10809
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub(super) tcp: Option<SocketAddr>,
+
+    /// Serve on the sockets that systemd passes (LISTEN_FDS), of a .socket unit
+    #[arg(long)]
+    activated: bool,
 }
 
 impl Place {
+    /// The sockets that systemd has passed. Called once, before the program starts a thread.
+    pub(super) fn passed(&self) -> Result<Vec<Passed>, Error> {
+        let passed = systemd::passed()?;
+        match (self.activated, passed.is_empty()) {
+            (true, true) => Err(Error::Request(
+                "--activated, and systemd has passed no socket (LISTEN_FDS): start it by its .socket unit, or name a place \
+                 with --unix or --tcp"
+                    .to_owned(),
+            )),
+            (false, false) => Err(Error::Request(
+                "systemd has passed sockets, on which nobody would answer: say --activated in place of --unix or --tcp, or \
+                 remove the .socket unit"
+                    .to_owned(),
+            )),
+            _ => Ok(passed),
+        }
+    }
+
     /// Refuses a name that can't be a socket's.
     pub(super) fn check(&self) -> Result<(), Error> {
         let Some(path) = &self.unix else { return Ok(()) };
@@ -61,6 +84,35 @@ impl Place {
 
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "an address in numbers and a port, as 127.0.0.1:10809 or [::1]:10809".to_owned())
+}
+
+/// A listening socket, and the name that is removed when it is dropped.
+pub(super) struct Listening {
+    pub(super) listener: Listener,
+    pub(super) uri: String,
+    _file: SocketFile,
+}
+
+/// The sockets that systemd has passed; without them the one that `place` says.
+pub(super) fn listen_all(place: &Place, passed: Vec<Passed>, scheme: &str) -> Result<Vec<Listening>, Error> {
+    if passed.is_empty() {
+        let (listener, file, uri) = listen(place, scheme)?;
+        return Ok(vec![Listening { listener, uri, _file: file }]);
+    }
+    let named = |Passed { listener, name }| {
+        let uri = match &listener {
+            Listener::Unix(listener) => {
+                let address = listener.local_addr().map_err(|error| Error::io(name, error))?;
+                let path = address.as_pathname().map_or("(abstract)".to_owned(), shown);
+                format!("{scheme}+unix:///?socket={path}")
+            }
+            Listener::Tcp(listener) => {
+                format!("{scheme}://{}", listener.local_addr().map_err(|error| Error::io(name, error))?)
+            }
+        };
+        Ok(Listening { listener, uri, _file: SocketFile(None) })
+    };
+    passed.into_iter().map(named).collect()
 }
 
 /// The listener, the name of its socket, which is removed when dropped, and its URI.
@@ -185,7 +237,7 @@ mod tests {
     fn a_server_removes_only_its_own_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let place = Place { unix: Some(path.clone()), tcp: None };
+        let place = Place { unix: Some(path.clone()), tcp: None, activated: false };
         let (_first, its_file, _) = listen(&place, "nbd").unwrap();
         // Somebody removes the name, and another server takes it.
         fs::remove_file(&path).unwrap();

@@ -12,6 +12,7 @@ mod hold;
 mod info;
 mod keys;
 mod listen;
+mod log;
 mod memory;
 mod mount;
 mod open;
@@ -20,6 +21,7 @@ mod resize;
 mod serve;
 mod signals;
 mod signatures;
+mod systemd;
 mod target;
 
 use std::path::Path;
@@ -129,10 +131,13 @@ pub fn run(args: &CryptArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error
         Command::HeaderBackup(args) => backup::backup(args),
         Command::HeaderRestore(args) => backup::restore(args),
         Command::Resize(args) => resize::run(args),
-        Command::Serve(args) => serve::run(args, notice),
+        Command::Serve(args) => serve::run(args),
         Command::Mount(args) => mount::run(args, notice),
     }?;
-    if let Some(why) = lock_failure() {
+    // A server has logged it.
+    if !matches!(args.command, Command::Serve(_))
+        && let Some(why) = lock_failure()
+    {
         said.warnings.push(format!("keys may have reached the swap space: memory could not be locked: {why}"));
     }
     Ok(said)

@@ -1,30 +1,38 @@
 //! `pagemill crypt serve`.
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use clap::Args;
 use pagemill::{PAGE_SIZE, PageCount};
 use pagemill_command::size;
 use pagemill_watch::StatsServer;
+use rustix::event::{PollFd, PollFlags, poll};
+use tracing::{error, info, warn};
 use zeroize::Zeroizing;
 
-use super::listen::{Place, address, listen};
+use super::listen::{Listening, Place, address, listen_all};
+use super::log::{LogLevel, Logging};
 use super::memory::MemoryArgs;
 use super::open::{OpenArgs, Opened};
-use super::signals::signals;
+use super::signals::of_server;
+use super::systemd::{self, Passed};
 use super::{Said, shown};
 use crate::Error;
 use crate::nbd::{Config, Export, Tls};
-use crate::serve::{DataPath, Disk, Memory, MemoryStats, Options, Pem, Server, TimeLimits, TlsServer, Way};
+use crate::serve::{DataPath, Disk, Listener, Memory, MemoryStats, Options, Pem, Server, TimeLimits, TlsServer, Way};
 
 /// Serve a volume to NBD clients, until SIGTERM or SIGINT
 ///
 /// Clients read and write plain data; in the file it is encrypted. When told to
 /// stop, the server finishes and answers the requests that it has begun, puts
-/// their data on the disk, and refuses later ones.
+/// their data on the disk, and refuses later ones. SIGHUP loads the files of
+/// TLS again, for new clients; without TLS it is like SIGTERM.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment, after_help = EXAMPLE)]
 pub(super) struct ServeArgs {
@@ -80,10 +88,18 @@ pub(super) struct ServeArgs {
 
     /// Answer Prometheus at http://ADDR/metrics; a port alone is 127.0.0.1's
     ///
-    /// Figures of the memory, the reserve for writes and the cache. All who
-    /// reach the address may read them: there is no password and no TLS.
+    /// Figures of the clients, their requests and the disk, of the memory, the
+    /// reserve for writes and the cache. All who reach the address may read
+    /// them: there is no password and no TLS.
     #[arg(long, value_name = "ADDR", value_parser = metrics_address, verbatim_doc_comment)]
     metrics: Option<SocketAddr>,
+
+    /// What is said on standard error
+    ///
+    /// A line an event: with the time and the level, or with a priority if
+    /// standard error is systemd's journal.
+    #[arg(long, value_name = "LEVEL", value_enum, default_value_t = LogLevel::Info, verbatim_doc_comment)]
+    log: LogLevel,
 
     /// Seconds that a client may take to negotiate
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
@@ -187,18 +203,49 @@ fn name(text: &str) -> Result<String, String> {
     if text.len() > 4096 { Err("a name has at most 4096 bytes".to_owned()) } else { Ok(text.to_owned()) }
 }
 
-pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error> {
-    if let Some(address) = args.place.tcp
-        && !address.ip().is_loopback()
-        && args.tls.tls_cert.is_none()
-        && !args.allow_plaintext
-    {
+impl ServeArgs {
+    /// Refuses an address at which others could read along.
+    fn check_plaintext(&self, address: SocketAddr) -> Result<(), Error> {
+        if address.ip().is_loopback() || self.tls.tls_cert.is_some() || self.allow_plaintext {
+            return Ok(());
+        }
         let why = format!(
             "{address} is reached by others, who could read along: give --tls-cert and --tls-key, or say \
              --allow-plaintext if they may"
         );
-        return Err(Error::Request(why));
+        Err(Error::Request(why))
     }
+
+    /// Loads the files of TLS again. If they are unfit, those that were loaded before stay.
+    fn reload(&self, tls: &TlsServer) {
+        systemd::notify_reloading();
+        match self.tls.server() {
+            Ok(new) => {
+                new.iter().for_each(|new| tls.renew(new));
+                info!(name: "certificates loaded", "loaded the certificates again, for new clients");
+            }
+            Err(why) => {
+                let next = why.next_step();
+                error!(name: "certificates refused", %why, next, "new clients get the certificates that were loaded before");
+            }
+        }
+        systemd::notify("READY=1\nSTATUS=serving");
+    }
+}
+
+pub(super) fn run(args: &ServeArgs) -> Result<Said, Error> {
+    // Before the log has a thread.
+    let passed = args.place.passed()?;
+    let _log = Logging::start(args.log).map_err(|error| Error::io("starting the log's thread", error))?;
+    serve(args, passed, &mut |what| info!("{what}"))
+}
+
+fn serve(args: &ServeArgs, passed: Vec<Passed>, notice: &mut dyn FnMut(&str)) -> Result<Said, Error> {
+    let tcp = passed.iter().filter_map(|Passed { listener, .. }| match listener {
+        Listener::Tcp(listener) => listener.local_addr().ok(),
+        Listener::Unix(_) => None,
+    });
+    args.place.tcp.into_iter().chain(tcp).try_for_each(|address| args.check_plaintext(address))?;
     // Before the passphrase is asked for.
     args.place.check()?;
     let tls = args.tls.server()?;
@@ -207,7 +254,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     let memory = args.ways.memory.memory_and(cache.map_or(0, PageCount::get))?;
     let stats = args.metrics.map(|at| show(at, &memory)).transpose()?;
     let Opened { data, volume, warnings, claim: _claim } = args.open.open(!args.read_only)?;
-    warnings.iter().for_each(|warning| notice(warning));
+    warnings.iter().for_each(|warning| warn!(name: "header", "{warning}"));
 
     let geometry = *volume.geometry();
     let block = geometry.sector_size.bytes();
@@ -226,28 +273,91 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
             tls: if tls.is_some() { Tls::Required } else { Tls::None },
             block_size_agreed: args.block_size_agreed,
         },
-        tls,
+        tls: tls.clone(),
         threads: args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from),
         way: args.ways.io,
         max_connections: args.max_connections.into(),
         limits: args.limits(),
         may_discard: args.discard,
     };
-    let stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
+    let (stop, reload) = of_server(tls.is_some()).map_err(|error| Error::io("waiting for signals", error))?;
     let threads = options.threads;
     let server = Server::start_cached(DataPath { volume, disk, memory }, options, cache);
     let server = server.map_err(|error| Error::io("starting the server's threads", error))?;
     // The socket comes last: a client that sees it is served, and may end this program.
-    let (listener, _file, place) = listen(&args.place, if args.tls.tls_cert.is_some() { "nbds" } else { "nbd" })?;
-    notice(&format!("serving {} bytes at {place}: {threads} threads, the disk {}", geometry.len, server.way()));
-    if let Some(address) = stats.as_ref().and_then(StatsServer::address) {
-        notice(&format!("figures at http://{address}/metrics"));
+    let listening = listen_all(&args.place, passed, if tls.is_some() { "nbds" } else { "nbd" })?;
+    for Listening { uri, .. } in &listening {
+        notice(&format!("serving {} bytes at {uri}: {threads} threads, the disk {}", geometry.len, server.way()));
     }
+    if let Some(stats) = &stats {
+        stats.show_text(server.figures());
+        if let Some(address) = stats.address() {
+            notice(&format!("figures at http://{address}/metrics"));
+        }
+    }
+    systemd::notify("READY=1\nSTATUS=serving");
 
-    let accepted = server.accept(&listener, stop.as_fd());
+    let accepted = accept(&server, &listening, &stop, reload.as_ref(), || tls.iter().for_each(|tls| args.reload(tls)));
+    systemd::notify("STOPPING=1\nSTATUS=finishing the requests that were begun");
+    let clients = server.connections();
+    info!(name: "stopping", clients, "stopping: the requests that were begun are finished");
     let stats = server.stop().map_err(|error| Error::io("serving", error))?;
-    accepted.map_err(|error| Error::io(place, error))?;
-    Ok(Said { out: String::new(), warnings: told(&stats) })
+    accepted?;
+    told(&stats).iter().for_each(|what| warn!(name: "memory", "{what}"));
+    info!(name: "stopped", "stopped: all that was written is on the disk");
+    Ok(Said::default())
+}
+
+/// Accepts clients until a signal comes to `stop`, or until that is impossible. After a signal to `reload` it calls
+/// `reloaded`.
+fn accept(
+    server: &Server,
+    listening: &[Listening],
+    stop: &UnixStream,
+    reload: Option<&UnixStream>,
+    reloaded: impl Fn(),
+) -> Result<(), Error> {
+    let failed = |error| Error::io("waiting for clients", error);
+    let (is_over, over) = &UnixStream::pair().map_err(failed)?;
+    let end = || over.shutdown(Shutdown::Both);
+    thread::scope(|scope| {
+        let acceptors = listening.iter().map(|Listening { listener, uri, .. }| {
+            let work = move || {
+                let accepted = server.accept(listener, is_over.as_fd()).map_err(|error| Error::io(uri, error));
+                // One that ends, ends all.
+                end().map_err(failed).and(accepted)
+            };
+            thread::Builder::new().name("crypt-accept".to_owned()).spawn_scoped(scope, work)
+        });
+        let acceptors: io::Result<Vec<_>> = acceptors.collect();
+        let waited = acceptors.as_ref().map_or(Ok(()), |_| wait(stop, reload, is_over, reloaded));
+        end().and(waited).map_err(failed)?;
+        for acceptor in acceptors.map_err(failed)? {
+            acceptor.join().unwrap_or_else(|_| Err(failed(io::Error::other("a thread has panicked"))))?;
+        }
+        Ok(())
+    })
+}
+
+/// Waits until `stop` or `is_over` becomes readable, and calls `reloaded` for signals to `reload`.
+fn wait(stop: &UnixStream, reload: Option<&UnixStream>, is_over: &UnixStream, reloaded: impl Fn()) -> io::Result<()> {
+    loop {
+        let mut fds: Vec<_> =
+            [stop, is_over].into_iter().chain(reload).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let is_ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        if is_ready[0] || is_ready[1] {
+            return Ok(());
+        }
+        if let Some(reload) = reload.filter(|_| is_ready[2]) {
+            // Several signals that have come by now are one.
+            rustix::io::read(reload, &mut [0; 64])?;
+            reloaded();
+        }
+    }
 }
 
 /// Messages about memory at the end; none if there was always enough.

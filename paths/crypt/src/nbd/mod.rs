@@ -38,6 +38,8 @@ const MAX_SKIPPED: u64 = 16 << 20;
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 /// Bytes of a name, as the protocol has it.
 const MAX_NAME: usize = 4096;
+/// Bytes that are kept of the name of an export that is not there.
+const MAX_KEPT: usize = 256;
 
 /// A volume and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +107,8 @@ pub struct Session {
     agreed: Agreed,
     /// The server stops.
     is_ending: bool,
+    /// The name that the client asked for last, and that no export has; its beginning.
+    unknown: Option<Vec<u8>>,
 }
 
 /// What was negotiated.
@@ -151,7 +155,8 @@ impl Session {
     #[must_use]
     pub fn new(config: Arc<Config>, out: &mut Vec<u8>) -> Self {
         negotiate::greet(out);
-        Self { config, state: State::ClientFlags, partial: Vec::new(), agreed: Agreed::default(), is_ending: false }
+        let (state, partial, agreed) = (State::ClientFlags, Vec::new(), Agreed::default());
+        Self { config, state, partial, agreed, is_ending: false, unknown: None }
     }
 
     /// Takes the next message, or a part of it, from the beginning of `input`; answers go to `out`. Returns how many
@@ -241,6 +246,13 @@ impl Session {
     #[must_use]
     pub fn replies(&self) -> Replies {
         Replies { structured: self.agreed.structured }
+    }
+
+    /// The name of an export that is not there, if the client has asked for one since the last call: its first 256
+    /// bytes, whatever they are.
+    #[must_use]
+    pub fn take_unknown(&mut self) -> Option<Vec<u8>> {
+        self.unknown.take()
     }
 
     /// The export that the client has chosen, once negotiation is over.

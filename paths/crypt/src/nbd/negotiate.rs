@@ -1,6 +1,6 @@
 //! The handshake: the greeting, the client's flags, options and their answers.
 use super::requests::flags;
-use super::{Event, MAX_NAME, MAX_OPTION, MAX_PAYLOAD, MAX_SKIPPED, Session, State, Tls};
+use super::{Event, MAX_KEPT, MAX_NAME, MAX_OPTION, MAX_PAYLOAD, MAX_SKIPPED, Session, State, Tls};
 
 const GREETING: u64 = 0x4e42_444d_4147_4943; // "NBDMAGIC"
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054; // "IHAVEOPT"
@@ -179,9 +179,13 @@ impl Session {
     }
 
     /// The number of the export of that name.
-    fn find(&self, name: &[u8]) -> Option<usize> {
+    fn find(&mut self, name: &[u8]) -> Option<usize> {
         let named = self.config.exports.iter().position(|export| export.name.as_bytes() == name);
-        named.or((name.is_empty() && !self.config.exports.is_empty()).then_some(0))
+        let found = named.or((name.is_empty() && !self.config.exports.is_empty()).then_some(0));
+        if found.is_none() {
+            self.unknown = Some(name[..name.len().min(MAX_KEPT)].to_vec());
+        }
+        found
     }
 
     /// Negotiation is over.

@@ -25,6 +25,7 @@ use super::outbox::Outbox;
 use super::path::DataPath;
 use super::requests::Flights;
 use super::socket::{Moved, Socket};
+use super::tally::{End, Tally};
 use super::tls::TlsServer;
 use crate::nbd::{Command, Config, Event, Fault, Request, Session};
 
@@ -150,6 +151,8 @@ pub(super) struct Connection {
     own: Option<Buffer>,
     life: Life,
     blocked: Blocked,
+    /// What it did, and why it ends.
+    pub(super) tally: Tally,
     /// When it began to wait for the pool.
     stalled: Option<Instant>,
     born: Instant,
@@ -204,6 +207,7 @@ impl Connection {
             own: Some(Buffer::of_heap(SHORT, Origin::Connection)?),
             life: Life::Open,
             blocked: Blocked::Input,
+            tally: Tally::default(),
             stalled: None,
             born: now,
             heard: Clock { since: now, bytes: 0 },
@@ -397,6 +401,9 @@ impl Connection {
             let Self { session, stage, start, end, outbox, .. } = self;
             let (taken, event) = outbox.write(|out| session.feed(&stage[*start..*end], out));
             self.start += taken;
+            if let Some(name) = session.take_unknown() {
+                self.tally.misses(&name);
+            }
             match event {
                 Event::Continue => {}
                 Event::Request(request) if self.life == Life::Draining => {
@@ -406,9 +413,19 @@ impl Connection {
                 Event::Request(request) => self.begin(request, context),
                 // The bytes after it are unencrypted, and come from an attacker in between: a client waits for the
                 // answer.
-                Event::StartTls if self.start < self.end => self.life = Life::Closing,
+                Event::StartTls if self.start < self.end => {
+                    self.tally.ends(End::Violation("bytes follow STARTTLS before it is answered"));
+                    self.life = Life::Closing;
+                }
                 Event::StartTls => self.starts_tls = true,
-                Event::Violation(_) | Event::Goodbye => self.life = Life::Closing,
+                Event::Violation(how) => {
+                    self.tally.ends(End::Violation(how));
+                    self.life = Life::Closing;
+                }
+                Event::Goodbye => {
+                    self.tally.ends(End::Goodbye);
+                    self.life = Life::Closing;
+                }
             }
         }
     }
@@ -419,12 +436,16 @@ impl Connection {
         self.starts_tls = false;
         match self.socket.start_tls(tls) {
             true => self.session.tls_started(),
-            false => self.life = Life::Closing,
+            false => {
+                self.tally.ends(End::Tls("there is no memory for it".to_owned()));
+                self.life = Life::Closing;
+            }
         }
     }
 
     fn begin(&mut self, request: Request, context: &mut Context<'_>) {
         let in_file = context.path.in_file(request.at);
+        self.tally.asked(&request);
         if matches!(request.command, Command::Trim | Command::BlockStatus { .. }) {
             self.turn_left = self.turn_left.saturating_sub(CALL);
         }
@@ -449,13 +470,15 @@ impl Connection {
             // Holes would show which parts are in use, so they need the user's permission. The protocol allows ignoring
             // a trim.
             Command::Trim => {
+                self.tally.answered(&request, None, Duration::ZERO);
                 let replies = self.session.replies();
                 self.outbox.write(|out| replies.done(request.cookie, out));
             }
             Command::BlockStatus { .. } => {
-                let replies = self.session.replies();
+                let (replies, began) = (self.session.replies(), Instant::now());
                 let block = self.session.export().map_or(1, |export| export.min_block);
                 let extents = extents(context.path, &request, u64::from(block));
+                self.tally.answered(&request, extents.as_ref().err().map(|_| Fault::Io), began.elapsed());
                 self.outbox.write(|out| match extents {
                     Ok(extents) => replies.block_status(&request, &extents, out),
                     Err(_) => replies.error(request.cookie, Fault::Io, out),
@@ -515,6 +538,7 @@ impl Connection {
         }
         let Some(flight) = self.flights.take_done(number) else { return };
         let (replies, request) = (self.session.replies(), flight.request);
+        self.tally.answered(&request, flight.fault, flight.began.elapsed());
         match (flight.fault, request.command) {
             (Some(fault), _) => self.outbox.write(|out| replies.error(request.cookie, fault, out)),
             (None, Command::Read) => {
@@ -537,6 +561,7 @@ impl Connection {
     /// Called when the client sends no more.
     fn close(&mut self, path: &DataPath) {
         if matches!(self.life, Life::Open | Life::Draining) {
+            self.tally.ends(self.socket.tls_failure().map_or(End::Closed, End::Tls));
             self.life = Life::Closing;
             // The rest of an unfinished write will not come.
             let write = self.current.take_if(|current| matches!(current, Current::Write { .. }));
@@ -561,6 +586,7 @@ impl Connection {
 
     /// Ends the sending side, and waits for the client to close.
     fn linger(&mut self, now: Instant) {
+        self.tally.ends(End::Stopped);
         self.socket.end_sending();
         self.life = Life::Lingering;
         self.heard.restart(now);
@@ -568,6 +594,7 @@ impl Connection {
 
     /// Ends it at once.
     pub(super) fn die(&mut self, path: &DataPath) {
+        self.tally.ends(self.socket.tls_failure().map_or(End::Closed, End::Tls));
         self.life = Life::Dead;
         self.blocked = Blocked::Over;
         self.outbox.clear(&path.memory, &mut self.own);
@@ -599,6 +626,11 @@ impl Connection {
         let stalls = |stall| now - self.heard.since > stall || now - self.spoken.since > stall;
         let is_late = negotiates_for > limits.handshake || limits.stall.is_some_and(stalls);
         if (is_late || lingers) && !self.is_dead() {
+            self.tally.ends(match () {
+                () if lingers => End::Stopped,
+                () if negotiates_for > limits.handshake => End::Handshake,
+                () => End::Stalled,
+            });
             if is_mute {
                 self.socket.end_sending();
             }

@@ -11,8 +11,6 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 
 use clap::ValueEnum;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
@@ -20,6 +18,7 @@ use rustix::io::ReadWriteFlags;
 
 use super::buffer::{Buffer, Origin};
 use super::crew::Help;
+use super::health::Health;
 use super::path::DataPath;
 use super::ring::Ring;
 use super::syncs::Syncs;
@@ -56,6 +55,18 @@ pub(super) enum Todo {
     },
 }
 
+impl Todo {
+    /// The operation's name in the log and the figures, and its bytes if its buffer has `len`.
+    fn describe(self, len: usize) -> (&'static str, u64) {
+        match self {
+            Self::Read => ("read", len as u64),
+            Self::Write => ("write", len as u64),
+            Self::Sync => ("sync", 0),
+            Self::Punch { len } => ("punch", len),
+        }
+    }
+}
+
 /// A step on the disk: it is given to [`Engine::submit`], and comes back when it is done.
 #[derive(Debug)]
 pub(super) struct Op {
@@ -85,7 +96,7 @@ pub(super) type Done = (Op, io::Result<()>);
 pub struct Disk {
     file: File,
     is_direct: bool,
-    has_failed: AtomicBool,
+    pub(super) health: Health,
     /// A sync that begins after one that fails must not succeed.
     pub(super) syncs: Arc<Syncs>,
 }
@@ -95,7 +106,7 @@ impl Disk {
     /// it bypasses the page cache if the file system allows that.
     #[must_use]
     pub fn new(file: File, offset: u64, block: usize, buffered: bool) -> Self {
-        let mut disk = Self { file, is_direct: false, has_failed: AtomicBool::new(false), syncs: Arc::default() };
+        let mut disk = Self { file, is_direct: false, health: Health::default(), syncs: Arc::default() };
         disk.is_direct = !buffered && disk.go_direct(offset, block).is_ok();
         disk
     }
@@ -138,21 +149,23 @@ impl Disk {
 
     /// Adjusts a step's result by D1.
     pub(super) fn judge(&self, op: &Op, result: io::Result<()>) -> io::Result<()> {
+        // Not every file system makes holes.
+        if let Err(why) = &result
+            && why.raw_os_error() != Some(libc::EOPNOTSUPP)
+        {
+            let (operation, len) = op.todo.describe(op.buffer.len());
+            self.health.note(operation, op.at, len, why);
+        }
         if op.todo != Todo::Sync {
             return result;
         }
         if result.is_err() {
-            self.note_failure();
+            self.health.fail();
         }
-        match self.has_failed.load(Relaxed) {
+        match self.health.has_failed() {
             true => result.and(Err(io::Error::other("the disk has lost what was written"))),
             false => result,
         }
-    }
-
-    fn note_failure(&self) {
-        // Relaxed: only the flag itself is read.
-        self.has_failed.store(true, Relaxed);
     }
 
     /// The end of the data or the hole at `at`, and whether it is a hole.
@@ -175,7 +188,7 @@ impl Disk {
         let _turn = self.syncs.wait();
         let result = retried(|| self.file.sync_data());
         if result.is_err() {
-            self.note_failure();
+            self.health.fail();
         }
         result
     }

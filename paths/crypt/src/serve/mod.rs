@@ -12,7 +12,8 @@
 //! [`Memory`]; `disk` and `ring` read and write them. With a page cache (`cached`), reads are served from it.
 //!
 //! `crew` has threads that help with long reads, `syncs` lets one sync run at a time, and `requests` has the requests
-//! under way. A mount, which is no NBD client, uses `calls`.
+//! under way. A mount, which is no NBD client, uses `calls`. `tally` and `health` count and log what happens, `figures`
+//! shows the counts.
 //!
 //! Locks: a worker holds no lock while it waits, except inside the pool, whose rules are in `memory`. A caller of
 //! [`VolumeFile`] holds that file's sector lock while it waits for the pool and the disk; neither takes that lock.
@@ -22,8 +23,10 @@ mod calls;
 mod connection;
 mod crew;
 mod disk;
+mod figures;
 #[cfg(test)]
 mod fixture;
+mod health;
 mod memory;
 mod outbox;
 mod path;
@@ -32,6 +35,7 @@ mod ring;
 mod server;
 mod socket;
 mod syncs;
+mod tally;
 mod tls;
 mod worker;
 
@@ -58,6 +62,7 @@ struct Shared {
     may_discard: bool,
     /// Plain pages, if the server keeps any. Each connection has an opener of its own.
     cached: OnceLock<pagemill::CachedFile>,
+    figures: figures::Figures,
     /// The error that stopped a worker.
     failure: Mutex<Option<io::Error>>,
 }

@@ -1,5 +1,6 @@
 //! Requests under way: how many steps each still has on the disk, and the results of finished steps.
 use std::io;
+use std::time::Instant;
 
 use super::buffer::Buffer;
 use super::disk::{Op, Todo, is_want_of_room};
@@ -11,6 +12,7 @@ use crate::nbd::{Command, Fault, Request};
 #[derive(Debug)]
 pub(super) struct Flight {
     pub(super) request: Request,
+    pub(super) began: Instant,
     /// The bytes of a read, part by part.
     pub(super) parts: Vec<Option<Buffer>>,
     pub(super) fault: Option<Fault>,
@@ -47,6 +49,7 @@ impl Flights {
         let writes = matches!(request.command, Command::Write | Command::WriteZeroes | Command::Trim);
         let flight = Flight {
             request,
+            began: Instant::now(),
             parts: Vec::new(),
             fault: None,
             left: steps,

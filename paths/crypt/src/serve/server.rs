@@ -17,6 +17,7 @@ use super::cached;
 use super::connection::TimeLimits;
 use super::crew::Crew;
 use super::disk::{Engine, Way};
+use super::figures::Figures;
 use super::path::DataPath;
 use super::ring::Ring;
 use super::socket::Socket;
@@ -124,7 +125,7 @@ impl Server {
             ));
         }
         let (config, cached, failure) = (Arc::new(config), OnceLock::new(), Mutex::new(None));
-        let shared = Shared { path, config, tls, limits, may_discard, cached, failure };
+        let shared = Shared { path, config, tls, limits, may_discard, cached, figures: Figures::default(), failure };
         let (shared, hands, crew) = (Arc::new(shared), Vec::new(), Crew::new());
         if let Some(pages) = cache {
             let _ = shared.cached.set(cached::open(&shared, pages)?);
@@ -186,6 +187,18 @@ impl Server {
         self.shared.path.memory.stats()
     }
 
+    /// What appends the server's own figures to a text, as Prometheus reads them, as long as the server is there.
+    ///
+    /// Clients, requests, bytes and errors by kind, the time that requests took, and the disk's state.
+    pub fn figures(&self) -> impl Fn(&mut String) + Send + Sync + 'static {
+        let shared = Arc::downgrade(&self.shared);
+        move |text| {
+            if let Some(shared) = shared.upgrade() {
+                shared.figures.write(&shared.path.disk, text);
+            }
+        }
+    }
+
     /// The data path.
     #[must_use]
     pub fn path(&self) -> &DataPath {
@@ -222,9 +235,14 @@ impl Server {
             }
             match listener.accept() {
                 Ok(socket) => self.welcome(socket),
-                Err(error) if error.raw_os_error().is_some_and(is_shortage) => thread::sleep(PAUSE),
+                Err(error) if error.raw_os_error().is_some_and(is_shortage) => {
+                    tracing::warn!(name: "clients wait", why = %error, "clients wait: the system has no descriptor left");
+                    thread::sleep(PAUSE);
+                }
                 // The client was gone before it was accepted.
-                Err(_) => {}
+                Err(error) => {
+                    tracing::debug!(name: "client lost", why = %error, "a client was gone before it was accepted")
+                }
             }
         }
     }
@@ -232,6 +250,9 @@ impl Server {
     /// Gives a client to the thread that has the fewest clients. Clients beyond the limit are disconnected.
     fn welcome(&self, socket: Socket) {
         if self.connections() >= self.max_connections {
+            self.shared.figures.refused.fetch_add(1, Relaxed);
+            let (peer, most) = (socket.peer(), self.max_connections);
+            tracing::warn!(name: "client refused", %peer, most, "refused a client: there are --max-connections already");
             return;
         }
         if let Some(hand) = self.hands.iter().min_by_key(|hand| hand.load.load(Relaxed)) {

@@ -1,6 +1,7 @@
 //! A client's socket: non-blocking vectored reads and writes, in plain or through TLS once that has begun.
+use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -19,7 +20,31 @@ const KEEP_COUNT: u32 = 6;
 #[derive(Debug)]
 pub(super) struct Socket {
     raw: Raw,
+    peer: Peer,
     tls: Option<Box<TlsSession>>,
+}
+
+/// The other side, for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Peer {
+    /// A process of this machine.
+    Process {
+        pid: i32,
+        uid: u32,
+    },
+    Address(SocketAddr),
+    /// The system does not say; it is gone.
+    Unknown,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, uid } => write!(f, "pid {pid} of uid {uid}"),
+            Self::Address(address) => address.fmt(f),
+            Self::Unknown => f.write_str("unknown"),
+        }
+    }
 }
 
 /// The result of a call.
@@ -36,7 +61,9 @@ pub(super) enum Moved {
 impl Socket {
     pub(super) fn unix(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self { raw: Raw(stream.into()), tls: None })
+        let peer = sockopt::socket_peercred(&stream)
+            .map_or(Peer::Unknown, |who| Peer::Process { pid: who.pid.as_raw_nonzero().get(), uid: who.uid.as_raw() });
+        Ok(Self { raw: Raw(stream.into()), peer, tls: None })
     }
 
     pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
@@ -46,7 +73,17 @@ impl Socket {
         sockopt::set_tcp_keepidle(&stream, KEEP_IDLE)?;
         sockopt::set_tcp_keepintvl(&stream, KEEP_INTERVAL)?;
         sockopt::set_tcp_keepcnt(&stream, KEEP_COUNT)?;
-        Ok(Self { raw: Raw(stream.into()), tls: None })
+        let peer = stream.peer_addr().map_or(Peer::Unknown, Peer::Address);
+        Ok(Self { raw: Raw(stream.into()), peer, tls: None })
+    }
+
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Why TLS failed, if it did.
+    pub(super) fn tls_failure(&self) -> Option<String> {
+        self.tls.as_ref()?.failure()
     }
 
     /// Starts TLS with the next byte, both ways. False if there is no memory for it.

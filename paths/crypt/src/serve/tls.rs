@@ -6,7 +6,7 @@
 //! [`READS`] reads of the socket, so a client that sends empty records gets its turn and no more (T2). After an error
 //! only the alert is sent (T3).
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -21,9 +21,10 @@ const AHEAD: usize = 64 << 10;
 /// Reads of the socket for one call.
 const READS: usize = 16;
 
-/// A server's certificate, and the authorities of its clients.
+/// A server's certificate, and the authorities of its clients. A clone is the same one: [`TlsServer::renew`] changes it
+/// for all.
 #[derive(Clone, Debug)]
-pub struct TlsServer(Arc<ServerConfig>);
+pub struct TlsServer(Arc<RwLock<Arc<ServerConfig>>>);
 
 /// A text in PEM, and its origin for error messages.
 #[derive(Clone, Copy)]
@@ -73,7 +74,26 @@ impl TlsServer {
         let mut config = builder.with_single_cert(certificates_of_server, private).map_err(refused)?;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Self(Arc::new(config)))
+        Ok(Self(Arc::new(RwLock::new(Arc::new(config)))))
+    }
+
+    /// Clients that begin TLS from now on get what `by` has; sessions that have begun go on as they are.
+    ///
+    /// ```
+    /// # use pagemill_crypt::serve::{Pem, TlsServer};
+    /// # fn renewed(serving: &TlsServer, chain: &[u8], key: &[u8]) -> Result<(), pagemill_crypt::Error> {
+    /// let (chain, key) = (Pem { from: "server.pem", text: chain }, Pem { from: "server.key", text: key });
+    /// serving.renew(&TlsServer::new(chain, key, None)?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn renew(&self, by: &Self) {
+        let config = by.config();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = config;
+    }
+
+    fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -97,14 +117,20 @@ pub(super) struct TlsSession {
     /// Decrypted bytes that were not handed out yet.
     pending: usize,
     is_broken: bool,
+    /// Why it is broken.
+    failure: Option<String>,
 }
 
 impl TlsSession {
     /// A session before the client's first byte; `None` if there is no memory for one.
     pub(super) fn new(server: &TlsServer) -> Option<Self> {
-        let mut session = ServerConnection::new(Arc::clone(&server.0)).ok()?;
+        let mut session = ServerConnection::new(server.config()).ok()?;
         session.set_buffer_limit(Some(AHEAD));
-        Some(Self { session, pending: 0, is_broken: false })
+        Some(Self { session, pending: 0, is_broken: false, failure: None })
+    }
+
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failure.clone()
     }
 
     pub(super) fn pending(&self) -> usize {
@@ -133,7 +159,10 @@ impl TlsSession {
             }
             match self.session.process_new_packets() {
                 Ok(state) => self.pending = state.plaintext_bytes_to_read(),
-                Err(_) => self.is_broken = true,
+                Err(error) => {
+                    self.is_broken = true;
+                    self.failure.get_or_insert_with(|| error.to_string());
+                }
             }
             // Sends an answer of the handshake, or the alert. The rest is sent when the socket takes it.
             if self.flush(raw) == Moved::Ended {

@@ -20,6 +20,7 @@ use super::Shared;
 use super::connection::{Connection, Context};
 use super::disk::{Done, Engine};
 use super::socket::Socket;
+use super::tally::{Counts, End};
 
 /// How often time limits are checked.
 const TICK: Duration = Duration::from_millis(250);
@@ -57,6 +58,7 @@ pub(super) struct Worker {
     /// It has done a queued step of its own, and there may be others.
     has_more: bool,
     stop_at: Option<Instant>,
+    counts: Arc<Counts>,
 }
 
 /// How many clients a worker has; new clients go to the worker with the fewest.
@@ -75,7 +77,8 @@ impl Worker {
             epoll::add(&epoll, ring, EventData::new_u64(RING), EventFlags::IN)?;
         }
         let (clients, ready, line) = (Vec::new(), VecDeque::new(), VecDeque::new());
-        Ok(Self { shared, engine, epoll, inbox, clients, ready, line, has_more: false, stop_at: None })
+        let counts = shared.figures.worker();
+        Ok(Self { shared, engine, epoll, inbox, clients, ready, line, has_more: false, stop_at: None, counts })
     }
 
     /// Serves until it is told to stop and all clients are gone.
@@ -142,8 +145,10 @@ impl Worker {
         // Without memory for its buffer, the client is disconnected.
         let Some(mut connection) = connection else {
             load.fetch_sub(1, Relaxed);
-            return;
+            return tracing::warn!(name: "client without memory", "disconnected a client: there is no memory for it");
         };
+        let (client, peer) = (self.shared.figures.came.fetch_add(1, Relaxed) + 1, connection.socket().peer());
+        connection.tally.welcome(&self.counts, client, peer, now);
         if self.stop_at.is_some() {
             connection.drain(now);
         }
@@ -280,6 +285,7 @@ impl Worker {
         for number in 0..self.clients.len() {
             let Some(client) = &mut self.clients[number] else { continue };
             if is_over {
+                client.connection.tally.ends(End::Stopped);
                 client.connection.die(&self.shared.path);
             }
             client.connection.check(&self.shared.limits, &self.shared.path, now);
@@ -296,8 +302,9 @@ impl Worker {
             let Some(client) = &self.clients[number] else { continue };
             if client.connection.is_dead() && client.connection.steps() == 0 {
                 self.line.retain(|&other| other != number);
-                self.clients[number] = None;
+                // First: who reads in the log that it is gone may come in its place.
                 load.fetch_sub(1, Relaxed);
+                self.clients[number] = None;
             }
         }
     }
@@ -336,6 +343,7 @@ mod tests {
             limits: TimeLimits { handshake: second, stall: Some(second), stop: second },
             may_discard: false,
             cached: OnceLock::new(),
+            figures: Default::default(),
             failure: Mutex::new(None),
         };
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();

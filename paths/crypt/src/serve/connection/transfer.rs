@@ -11,6 +11,7 @@ use crate::serve::disk::{Op, Todo};
 use crate::serve::memory::Patience;
 use crate::serve::path::DataPath;
 use crate::serve::requests::fault_of;
+use crate::serve::tally::End;
 
 impl Connection {
     pub(super) fn begin_reading(&mut self, request: Request, context: &mut Context<'_>) {
@@ -23,6 +24,7 @@ impl Connection {
                 None => {
                     buffers.into_iter().for_each(|buffer| memory.give_back(buffer));
                     memory.note_short();
+                    self.tally.begins_slowly();
                     self.current = Some(Current::SlowRead { request, done: 0 });
                     return;
                 }
@@ -43,6 +45,7 @@ impl Connection {
     ) -> Option<Blocked> {
         let rest = request.len as usize - done;
         if rest == 0 {
+            self.tally.answered_slowly(&request, None);
             return None;
         }
         self.current = Some(Current::SlowRead { request, done });
@@ -84,10 +87,14 @@ impl Connection {
             Err(fault) if is_first => {
                 self.own = Some(op.buffer);
                 self.current = None;
+                self.tally.answered_slowly(&request, Some(fault));
                 self.outbox.write(|out| replies.error(request.cookie, fault, out));
             }
             // A part of the answer is sent, so the error can't be reported any more.
-            Err(_) => self.die(path),
+            Err(_) => {
+                self.tally.ends(End::Cut);
+                self.die(path);
+            }
         }
     }
 
