@@ -16,7 +16,7 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagemill::CachedFile;
+use pagemill::{Advice, CachedFile};
 
 use super::buffer::{Buffer, Origin};
 use super::cached;
@@ -452,6 +452,11 @@ impl Connection {
                 let replies = self.session.replies();
                 self.outbox.write(|out| replies.done(request.cookie, out));
             }
+            Command::Cache => {
+                self.will_need(&request, context.path);
+                let replies = self.session.replies();
+                self.outbox.write(|out| replies.done(request.cookie, out));
+            }
             Command::BlockStatus { .. } => {
                 let replies = self.session.replies();
                 let block = self.session.export().map_or(1, |export| export.min_block);
@@ -461,6 +466,20 @@ impl Connection {
                     Err(_) => replies.error(request.cookie, Fault::Io, out),
                 });
             }
+        }
+    }
+
+    /// Reads what a client will read soon into the cache, at most the bytes of a turn: other clients wait meanwhile.
+    /// Without a cache the system is told, which reads in the background.
+    fn will_need(&mut self, request: &Request, path: &DataPath) {
+        let bytes = request.at..request.at + u64::from(request.len).min(TURN as u64);
+        self.turn_left = self.turn_left.saturating_sub(CALL);
+        match &self.cached {
+            Some(file) => {
+                self.turn_left = self.turn_left.saturating_sub((bytes.end - bytes.start) as usize);
+                file.advise(Advice::WillNeed, bytes);
+            }
+            None => path.disk.will_need(path.in_file(bytes.start)..path.in_file(bytes.end)),
         }
     }
 

@@ -9,13 +9,15 @@
 //! failed, and through the page cache it would consume the system's only report of other clients' losses.
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use clap::ValueEnum;
-use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
+use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom};
 use rustix::io::ReadWriteFlags;
 
 use super::buffer::{Buffer, Origin};
@@ -169,6 +171,15 @@ impl Disk {
         }
         let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(at))?;
         Ok((hole.clamp(at + 1, end), false))
+    }
+
+    /// Tells the system that these bytes will be read soon. Past its cache there is nothing to tell.
+    pub(super) fn will_need(&self, bytes: Range<u64>) {
+        if !self.is_direct {
+            // A hint: the read itself says what is wrong.
+            let len = NonZeroU64::new(bytes.end - bytes.start);
+            let _ = rustix::fs::fadvise(&self.file, bytes.start, len, Advice::WillNeed);
+        }
     }
 
     fn sync_data(&self) -> io::Result<()> {

@@ -189,6 +189,7 @@ pub(crate) mod command {
     pub(crate) const DISCONNECT: u16 = 2;
     pub(crate) const FLUSH: u16 = 3;
     pub(crate) const TRIM: u16 = 4;
+    pub(crate) const CACHE: u16 = 5;
     pub(crate) const WRITE_ZEROES: u16 = 6;
 }
 pub(crate) const FUA: u16 = 1;
