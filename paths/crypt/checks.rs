@@ -8,7 +8,7 @@ pub(super) const CHECKS: Path = Path {
     package: "pagemill-crypt",
     wants: &[
         CRYPTSETUP,
-        // Writes and reads LUKS1 volumes.
+        // Writes and reads LUKS1 volumes; `qemu-nbd` has a volume behind it.
         Need::Deb("qemu-utils", &["qemu-img", "--version"]),
         // `nbdinfo` and `nbdcopy`.
         Need::Deb("libnbd-bin", &["nbdcopy", "--version"]),
@@ -17,5 +17,5 @@ pub(super) const CHECKS: Path = Path {
         // Writes over NBD.
         FIO,
     ],
-    program_tests: &["crypt_mount", "crypt_serve", "bench_crypt"],
+    program_tests: &["crypt_far", "crypt_mount", "crypt_serve", "bench_crypt"],
 };

@@ -12,6 +12,8 @@ mod commands;
 mod cryptsetup;
 mod data;
 mod devices;
+mod far;
+mod far_lies;
 mod fio;
 mod headers;
 mod mount;

@@ -356,13 +356,23 @@ fn invalid_requests_get_the_protocols_errors() {
         // The connection goes on.
         assert!(matches!(client.request(0, READ, 4096, 4096), Event::Request(_)));
     }
-    // A read-only export is read ahead as well.
+}
+
+#[test]
+fn cache_requests_are_checked_like_reads_and_allowed_on_a_read_only_export() {
     for export in ["small", "fixed"] {
         let mut client = Client::new(Tls::None);
         client.go(export);
         let expected = Request { command: Command::Cache, cookie: COOKIE, at: 0, len: MIB as u32, fua: false };
         assert_eq!(client.request(0, CACHE, 0, MIB as u32), Event::Request(expected));
     }
+}
+
+#[test]
+fn payloads_of_refused_writes_are_skipped() {
+    const PERM: u32 = 1;
+    const INVAL: u32 = 22;
+    const NOSPC: u32 = 28;
     // The payload of a refused write is skipped, whatever is in it, and then the write is answered.
     for (export, flags, at, len, expected) in [
         ("small", 0, MIB, 70, NOSPC),

@@ -9,7 +9,7 @@ use clap::Args;
 use super::memory::MemoryArgs;
 use super::open::{OpenArgs, Opened};
 use super::signals::signals;
-use super::{Said, need_folder, shown};
+use super::{Said, fitting_block, need_folder, shown};
 use crate::Error;
 use crate::mount::Mounted;
 use crate::serve::{DataPath, Disk, VolumeFile};
@@ -48,6 +48,12 @@ pub(super) fn run(args: &MountArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
 
     let geometry = *volume.geometry();
     let disk = Disk::new(data, geometry.offset, geometry.sector_size.bytes(), args.memory.buffered);
+    let sector = geometry.sector_size.bytes();
+    if fitting_block(&disk, geometry.offset)? > sector {
+        let why =
+            format!("the far end takes no sector of {sector} bytes alone: use crypt serve, whose clients may know");
+        return Err(Error::Request(why));
+    }
     let file = VolumeFile::new(DataPath { volume, disk, memory });
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let stop = signals().map_err(|error| Error::io("waiting for signals", error))?;

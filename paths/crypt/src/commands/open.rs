@@ -1,6 +1,6 @@
 //! Opening a volume, for the subcommands that need its contents.
-use std::fs::File;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
@@ -9,6 +9,7 @@ use super::passphrase::SecretArgs;
 use super::{LimitArgs, faults, hash, shown};
 use crate::cipher::SectorSize;
 use crate::plain::Plain;
+use crate::serve::{Behind, Far, FarOptions, is_uri};
 use crate::volume::Volume;
 use crate::{Error, Hash, Luks, Store};
 
@@ -24,8 +25,19 @@ enum Kind {
 /// Which volume, and how to open it.
 #[derive(Args, Clone, Debug)]
 pub struct OpenArgs {
-    /// The file or block device with the data
+    /// The file or block device with the data, or an NBD server's export:
+    /// nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with
+    /// nbds by TLS: ?tls-certificates=FOLDER has ca-cert.pem, and may have
+    /// client-cert.pem and client-key.pem
+    #[arg(verbatim_doc_comment)]
     image: PathBuf,
+
+    /// How long requests wait for an NBD server that is away, in seconds
+    ///
+    /// After that they fail. It is used again when it comes back, and writes
+    /// that were answered and not flushed are then written again.
+    #[arg(long, value_name = "S", default_value_t = 120, verbatim_doc_comment)]
+    reconnect: u32,
 
     /// The file that has the header, where it is detached
     #[arg(long, value_name = "FILE")]
@@ -93,8 +105,8 @@ pub(super) fn key_size(text: &str) -> Result<usize, String> {
 /// An open volume and the file with its data.
 #[derive(Debug)]
 pub struct Opened {
-    /// The file with the data.
-    pub data: File,
+    /// The file or far end with the data.
+    pub data: Behind,
     /// The key and the place of the data.
     pub volume: Volume,
     /// What is wrong with the header, although it can be used.
@@ -116,18 +128,21 @@ impl OpenArgs {
         let header = self.header.as_deref();
         header.map_or(Ok(()), |header| refuse_one_file(&self.image, header))?;
         let of_header = |error: Error| error.in_file(header.unwrap_or(&self.image));
-        let (data, claim) = open_claimed(&self.image, may_write)?;
+        let (data, claim) = self.data(may_write)?;
         let data_len = data.size().map_err(|error| Error::io(shown(&self.image), error))?;
         if self.kind == Kind::Plain {
             let (volume, warnings) = (self.plain_volume(data_len)?, Vec::new());
             return Ok(Opened { data, volume, warnings, claim });
         }
         let detached = header.map(|path| open_header(path, false)).transpose()?;
-        let lock = match detached {
-            Some(_) => None,
-            None => Some(MetadataLock::take(&data, &self.image, false)?),
+        let lock = match (&detached, &data) {
+            (None, Behind::File(file)) => Some(MetadataLock::take(file, &self.image, false)?),
+            _ => None,
         };
-        let store = detached.as_deref().unwrap_or(&data);
+        let store: &dyn Store = match &detached {
+            Some(header) => &**header,
+            None => &data,
+        };
         let luks = Luks::read(store).map_err(of_header)?;
         // Errors come before the user has to type a passphrase.
         luks.geometry(data_len, detached.is_some()).map_err(|error| error.in_file(&self.image))?;
@@ -140,6 +155,17 @@ impl OpenArgs {
         let volume = volume.map_err(of_header)?;
         drop(lock);
         Ok(Opened { data, volume, warnings: faults(&luks, header.unwrap_or(&self.image)), claim })
+    }
+
+    /// Opens the data. A far end is not claimed: whether others use it is for its server to say.
+    fn data(&self, may_write: bool) -> Result<(Behind, Claim), Error> {
+        if let Some(uri) = self.image.to_str().filter(|image| is_uri(image)) {
+            let say = |line: &str| eprintln!("pagemill crypt: {line}");
+            let options = FarOptions { reconnect: Duration::from_secs(self.reconnect.into()), may_write, say };
+            return Ok((Far::connect(uri, options)?.into(), Claim::default()));
+        }
+        let (file, claim) = open_claimed(&self.image, may_write)?;
+        Ok((file.into(), claim))
     }
 
     /// Refuses options for the other kind of volume: they would have no effect, and the wrong volume would be opened.

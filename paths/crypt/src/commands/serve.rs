@@ -15,7 +15,7 @@ use super::listen::{Place, address, listen};
 use super::memory::MemoryArgs;
 use super::open::{OpenArgs, Opened};
 use super::signals::signals;
-use super::{Said, shown};
+use super::{Said, fitting_block, shown};
 use crate::Error;
 use crate::nbd::{Config, Export, Tls};
 use crate::serve::{DataPath, Disk, Memory, MemoryStats, Options, Pem, Server, TimeLimits, TlsServer, Way};
@@ -211,6 +211,8 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
 
     let geometry = *volume.geometry();
     let block = geometry.sector_size.bytes();
+    let disk = Disk::new(data, geometry.offset, block, args.ways.memory.buffered);
+    let block = fitting_block(&disk, geometry.offset)?;
     let export = Export {
         name: args.name.clone(),
         description: "an encrypted volume".to_owned(),
@@ -219,7 +221,6 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
         min_block: block as u32,
         preferred_block: block.max(PAGE_SIZE) as u32,
     };
-    let disk = Disk::new(data, geometry.offset, block, args.ways.memory.buffered);
     let options = Options {
         config: Config {
             exports: vec![export],

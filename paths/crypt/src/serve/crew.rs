@@ -151,6 +151,13 @@ impl Help {
         None
     }
 
+    /// Counts a step that others do, and takes it from any thread when it is done.
+    pub(super) fn awaited(&mut self) -> impl FnOnce(Done) + Send + 'static {
+        self.out += 1; // Until the tray returns it (H2).
+        let tray = Arc::clone(&self.tray);
+        move |done| tray.put(done)
+    }
+
     /// Adds the finished steps to `done`.
     pub(super) fn reap(&mut self, done: &mut Vec<Done>) {
         let mut tray = held(&self.tray.done);

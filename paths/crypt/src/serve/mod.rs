@@ -9,19 +9,22 @@
 //! From the outside in: `Server` accepts clients and hands each to a `worker`, a thread with an epoll instance and a
 //! disk engine of its own. A `connection` is one client's state; it feeds [`crate::nbd`], receives bytes by `socket`,
 //! with `tls` or without, and sends them by `outbox`. [`DataPath`] encrypts and decrypts between the buffers of
-//! [`Memory`]; `disk` and `ring` read and write them. With a page cache (`cached`), reads are served from it.
+//! [`Memory`]; `disk` and `ring` read and write them. With a page cache (`cached`), reads are served from it. What is
+//! under the volume (`behind`) is a file, or an export of another server, `far`, with threads of its own.
 //!
 //! `crew` has threads that help with long reads, `syncs` lets one sync run at a time, and `requests` has the requests
 //! under way. A mount, which is no NBD client, uses `calls`.
 //!
 //! Locks: a worker holds no lock while it waits, except inside the pool, whose rules are in `memory`. A caller of
 //! [`VolumeFile`] holds that file's sector lock while it waits for the pool and the disk; neither takes that lock.
+mod behind;
 mod buffer;
 mod cached;
 mod calls;
 mod connection;
 mod crew;
 mod disk;
+mod far;
 #[cfg(test)]
 mod fixture;
 mod memory;
@@ -38,10 +41,13 @@ mod worker;
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 
+pub use behind::Behind;
 pub use buffer::Buffer;
 pub use calls::VolumeFile;
 pub use connection::TimeLimits;
 pub use disk::{Disk, Way};
+pub(crate) use far::is_uri;
+pub use far::{Far, FarOptions};
 pub use memory::{Memory, MemoryStats, Patience};
 pub use path::DataPath;
 pub use server::{Listener, Options, Server};

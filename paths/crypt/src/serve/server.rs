@@ -154,6 +154,13 @@ impl Server {
     /// A thread's disk engine, and its description.
     fn engine(&self, way: Way) -> io::Result<(Engine, String)> {
         let path = &self.shared.path;
+        if let Some(far) = path.disk.far() {
+            let count = far.links();
+            return match way {
+                Way::Auto => Ok((Engine::Far(self.crew.help()?), format!("by NBD, {count} connections"))),
+                _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "--io is for a file or a block device")),
+            };
+        }
         let plain = |why: String| Ok((Engine::Plain, format!("by pread and pwrite{why}")));
         if way == Way::Plain {
             return plain(String::new());
@@ -175,6 +182,9 @@ impl Server {
     /// How the disk is accessed, in a few words.
     #[must_use]
     pub fn way(&self) -> String {
+        if self.shared.path.disk.far().is_some() {
+            return self.way.clone();
+        }
         let cache =
             if self.shared.path.disk.is_direct() { "past the system's cache" } else { "through the system's cache" };
         format!("{}, {cache}", self.way)

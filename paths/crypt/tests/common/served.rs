@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use pagemill::{Allocator, PageCount};
 use pagemill_crypt::nbd::{Config, Export, Tls};
 use pagemill_crypt::serve::{
-    DataPath, Disk, Listener, Memory, MemoryStats, Options, Server, TimeLimits, TlsServer, Way,
+    Behind, DataPath, Disk, Listener, Memory, MemoryStats, Options, Server, TimeLimits, TlsServer, Way,
 };
 use pagemill_crypt::{SectorSize, Volume, plain::Plain};
 
@@ -30,6 +30,8 @@ pub(crate) struct Setup {
     pub(crate) max_connections: usize,
     pub(crate) limits: TimeLimits,
     pub(crate) may_discard: bool,
+    /// The name of its socket.
+    pub(crate) socket: &'static str,
     /// Plain pages that the server keeps.
     pub(crate) cache: Option<usize>,
 }
@@ -45,6 +47,7 @@ impl Setup {
             max_connections: 64,
             limits,
             may_discard: false,
+            socket: "socket",
             cache: None,
         }
     }
@@ -77,32 +80,29 @@ pub(crate) struct Served {
 impl Served {
     /// Serves `volume`, whose data is in `data`. Returns `None` and prints that it is skipped if a ring is demanded and
     /// the system has none.
-    pub(crate) fn start(bench: &Bench, data: File, volume: Volume, setup: Setup) -> Option<Self> {
-        Self::start_with(bench, data, volume, setup, None)
+    pub(crate) fn start(bench: &Bench, data: impl Into<Behind>, volume: Volume, setup: Setup) -> Option<Self> {
+        Self::start_with(bench, data.into(), volume, setup, None)
     }
 
     /// The same, with TLS required.
     pub(crate) fn start_tls(bench: &Bench, data: File, volume: Volume, setup: Setup, tls: TlsServer) -> Self {
-        Self::start_with(bench, data, volume, setup, Some(tls)).expect("the way is no ring")
+        Self::start_with(bench, data.into(), volume, setup, Some(tls)).expect("the way is no ring")
     }
 
-    fn start_with(bench: &Bench, data: File, volume: Volume, setup: Setup, tls: Option<TlsServer>) -> Option<Self> {
+    fn start_with(bench: &Bench, data: Behind, volume: Volume, setup: Setup, tls: Option<TlsServer>) -> Option<Self> {
         let allocator = Allocator::builder().pages(setup.pages).build().unwrap();
         let geometry = *volume.geometry();
         let block = geometry.sector_size.bytes();
+        let disk = Disk::new(data, geometry.offset, block, false);
         let export = Export {
             name: String::new(),
             description: "a volume".to_owned(),
             size: geometry.len,
             is_read_only: false,
-            min_block: block as u32,
+            min_block: disk.block() as u32,
             preferred_block: 4096,
         };
-        let path = DataPath {
-            volume,
-            disk: Disk::new(data, geometry.offset, block, false),
-            memory: Memory::new(&allocator, setup.promised, PART).unwrap(),
-        };
+        let path = DataPath { volume, disk, memory: Memory::new(&allocator, setup.promised, PART).unwrap() };
         let options = Options {
             config: Config {
                 exports: vec![export],
@@ -124,7 +124,7 @@ impl Served {
             }
             Err(error) => panic!("{error}"),
         };
-        let socket = bench.path("socket");
+        let socket = bench.path(setup.socket);
         let _ = std::fs::remove_file(&socket);
         let listener = Listener::Unix(UnixListener::bind(&socket).unwrap());
         let (stop, stopped) = UnixStream::pair().unwrap();
