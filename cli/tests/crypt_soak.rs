@@ -451,11 +451,11 @@ fn agrees(server: &Server, figures: &HashMap<String, u64>, regions: &[Region]) {
         let all = figures[&format!("pagemill_crypt_request_us_count{{kind=\"{name}\"}}")];
         assert_eq!(all, count(true) + count(false), "{name}");
         if count(true) > 0 {
-            let failed = figures[&format!("pagemill_crypt_disk_errors_total{{operation=\"{name}\"}}")];
+            let failed = figures[&format!("pagemill_crypt_disk_errors_total{{export=\"\",operation=\"{name}\"}}")];
             assert!(failed >= count(true), "{name}: {failed} of {}", count(true));
         }
     }
-    assert_eq!(figures["pagemill_crypt_disk_failed"], 0);
+    assert_eq!(figures["pagemill_crypt_disk_failed{export=\"\"}"], 0);
     // All pages but the reserve are free.
     assert_eq!(figures["pagemill_handed_out_pages{allocator=\"crypt\"}"], RESERVE);
     let has_failed = sum("pagemill_crypt_disk_errors_total{") > 0;
@@ -489,7 +489,7 @@ fn finish(
             assert_eq!(flush(&mut other), Some(EIO), "what the first one lost is lost for all");
             server.says("ERROR the disk failed to sync", 0);
             server.says("every flush fails from now on", 0);
-            assert_eq!(server.figures()["pagemill_crypt_disk_failed"], 1);
+            assert_eq!(server.figures()["pagemill_crypt_disk_failed{export=\"\"}"], 1);
             Some(1)
         }
         End::Kill => {

@@ -8,7 +8,7 @@ pub(super) const CHECKS: Path = Path {
     package: "pagemill-crypt",
     wants: &[
         CRYPTSETUP,
-        // `qemu-img` and `qemu-io`; writes and reads LUKS1 volumes.
+        // `qemu-img`, `qemu-io` and `qemu-nbd`; writes and reads LUKS1 volumes.
         Need::Deb("qemu-utils", &["qemu-img", "--version"]),
         // `nbdinfo` and `nbdcopy`.
         Need::Deb("libnbd-bin", &["nbdcopy", "--version"]),
@@ -17,5 +17,13 @@ pub(super) const CHECKS: Path = Path {
         // Writes over NBD.
         FIO,
     ],
-    program_tests: &["crypt_mount", "crypt_serve", "crypt_service", "crypt_soak", "bench_crypt"],
+    program_tests: &[
+        "crypt_exports",
+        "crypt_far",
+        "crypt_mount",
+        "crypt_serve",
+        "crypt_service",
+        "crypt_soak",
+        "bench_crypt",
+    ],
 };

@@ -119,6 +119,28 @@ fn reads_come_from_the_cache_until_a_trim_or_a_write() {
     });
 }
 
+/// Bytes that were asked for come from the cache: nobody reads them from the file when it has changed.
+#[test]
+fn a_cache_request_reads_into_the_cache() {
+    let setup = Setup { threads: 1, cache: Some(LEN as usize / PAGE_SIZE), ..Setup::new() };
+    by_each_way(setup, LEN, 512, |bench, served, way| {
+        let mut client = Client::connect(&served);
+        let bytes = pattern(LEN as usize);
+        client.write(0, &bytes, 0).unwrap();
+        client.ask(command::CACHE, 0, 512, 64 << 10).unwrap();
+        // It is answered before they are read, all at once; who reads the first of them waits for that.
+        assert!(client.read(0, 512).unwrap() == bytes[..512]);
+        std::os::unix::fs::FileExt::write_all_at(&bench.open("image"), &[0; MIB as usize], 0).unwrap();
+        assert!(client.read(512 << 10, 4096).unwrap() != bytes[512 << 10..][..4096], "{way:?}: was not asked for");
+        assert!(client.read(512, 64 << 10).unwrap() == bytes[512..][..64 << 10], "{way:?}");
+        // All of it and the most that there can be: one is more than a turn reads, the other beyond the end.
+        client.ask(command::CACHE, 0, 0, LEN as u32).unwrap();
+        assert_eq!(client.ask(command::CACHE, 0, 0, u32::MAX), Err(22));
+        drop(client);
+        served.stop();
+    });
+}
+
 /// Without wiping, the pages of the cache would hold the whole volume.
 #[test]
 fn cached_pages_are_zeroed_when_the_server_stops() {

@@ -148,7 +148,10 @@ const WRITE: u16 = 1;
 const DISC: u16 = 2;
 const FLUSH: u16 = 3;
 const TRIM: u16 = 4;
+const CACHE: u16 = 5;
 const ZEROES: u16 = 6;
+/// The flag of zeroes that are to be fast or not at all.
+const FAST_ZERO: u16 = 1 << 4;
 const STATUS: u16 = 7;
 
 /// By the protocol, clients that do not ask for the block size assume 512 bytes; larger blocks they must know by other
@@ -195,7 +198,7 @@ fn options_are_answered_as_the_protocol_says() {
     }
     client.option(INFO, &go_data("large", &[3, 1, 2, 77]));
     let told = client.replies();
-    let flags = 0b1_0110_1101u16.to_be_bytes();
+    let flags = 0b1101_0110_1101u16.to_be_bytes();
     assert_eq!(told[0], (INFO, 3, [&[0, 0][..], &MIB.to_be_bytes(), &flags].concat()));
     assert_eq!(told[1].2, [&[0, 3][..], &[0, 0, 16, 0, 0, 0, 16, 0], &MAX_PAYLOAD.to_be_bytes()].concat());
     assert_eq!((&told[2].2[2..], &told[3].2[2..]), (&b"large"[..], &b"the volume large"[..]));
@@ -239,7 +242,7 @@ fn export_name_leads_to_requests_too() {
     let mut client = Client::new(Tls::None);
     client.option(EXPORT_NAME, b"");
     // No zeroes, as the client's flags said.
-    assert_eq!(client.out, [&MIB.to_be_bytes()[..], &0b1_0110_1101u16.to_be_bytes()].concat());
+    assert_eq!(client.out, [&MIB.to_be_bytes()[..], &0b1101_0110_1101u16.to_be_bytes()].concat());
     assert_eq!(client.session.export().unwrap().name, "small");
     let mut out = Vec::new();
     let mut session = Session::new(config(Tls::None), &mut out);
@@ -247,7 +250,7 @@ fn export_name_leads_to_requests_too() {
     session.feed(&1u32.to_be_bytes(), &mut out);
     session.feed(&option_bytes(EXPORT_NAME, b"fixed")[..16], &mut out);
     session.feed(b"fixed", &mut out);
-    assert_eq!(out, [&MIB.to_be_bytes()[..], &0b1_0000_1111u16.to_be_bytes(), &[0; 124]].concat());
+    assert_eq!(out, [&MIB.to_be_bytes()[..], &0b101_0000_1111u16.to_be_bytes(), &[0; 124]].concat());
 }
 
 #[test]
@@ -310,6 +313,7 @@ fn invalid_requests_get_the_protocols_errors() {
     const PERM: u32 = 1;
     const INVAL: u32 = 22;
     const NOSPC: u32 = 28;
+    const NOTSUP: u32 = 95;
     let cases = [
         ("small", 0, READ, MIB, 1, INVAL),
         ("small", 0, READ, MIB - 1, 2, INVAL),
@@ -320,12 +324,24 @@ fn invalid_requests_get_the_protocols_errors() {
         ("small", 1 << 1, READ, 0, 1, INVAL),
         ("small", 1 << 15, READ, 0, 1, INVAL),
         ("small", 0, ZEROES, MIB - 1, 2, NOSPC),
-        ("small", 1 << 4, ZEROES, 0, 1, INVAL),
+        ("small", 1 << 5, ZEROES, 0, 1, INVAL),
+        ("small", FAST_ZERO, ZEROES, 0, 1, NOTSUP),
+        ("small", FAST_ZERO | 3, ZEROES, 0, MIB as u32, NOTSUP),
+        ("small", FAST_ZERO, ZEROES, MIB - 1, 2, NOSPC),
+        ("small", FAST_ZERO, READ, 0, 1, INVAL),
+        ("small", FAST_ZERO, TRIM, 0, 1, INVAL),
+        ("large", FAST_ZERO, ZEROES, 0, 512, INVAL),
+        ("fixed", FAST_ZERO, ZEROES, 0, 1, PERM),
+        ("small", 0, CACHE, MIB - 1, 2, INVAL),
+        ("small", 0, CACHE, u64::MAX, 2, INVAL),
+        ("small", 0, CACHE, 0, 0, INVAL),
+        ("small", 1 << 1, CACHE, 0, 1, INVAL),
+        ("large", 0, CACHE, 0, 512, INVAL),
         ("small", 0, TRIM, MIB, 1, INVAL),
         ("small", 0, FLUSH, 1, 0, INVAL),
         ("small", 0, FLUSH, 0, 1, INVAL),
         ("small", 0, STATUS, 0, 1, INVAL),
-        ("small", 0, 5, 0, 1, INVAL),
+        ("small", 0, 8, 0, 1, INVAL),
         ("small", 0, 99, 0, 0, INVAL),
         ("large", 0, READ, 1, 4096, INVAL),
         ("large", 0, READ, 0, 4095, INVAL),
@@ -340,6 +356,23 @@ fn invalid_requests_get_the_protocols_errors() {
         // The connection goes on.
         assert!(matches!(client.request(0, READ, 4096, 4096), Event::Request(_)));
     }
+}
+
+#[test]
+fn cache_requests_are_checked_like_reads_and_allowed_on_a_read_only_export() {
+    for export in ["small", "fixed"] {
+        let mut client = Client::new(Tls::None);
+        client.go(export);
+        let expected = Request { command: Command::Cache, cookie: COOKIE, at: 0, len: MIB as u32, fua: false };
+        assert_eq!(client.request(0, CACHE, 0, MIB as u32), Event::Request(expected));
+    }
+}
+
+#[test]
+fn payloads_of_refused_writes_are_skipped() {
+    const PERM: u32 = 1;
+    const INVAL: u32 = 22;
+    const NOSPC: u32 = 28;
     // The payload of a refused write is skipped, whatever is in it, and then the write is answered.
     for (export, flags, at, len, expected) in [
         ("small", 0, MIB, 70, NOSPC),

@@ -105,7 +105,7 @@ fn answer(image: &Image, request: &Request, payload: &[u8], replies: pagemill_cr
         Command::BlockStatus { .. } => {
             replies.block_status(request, &[Extent { len: request.len, is_hole: false, is_zero: false }], out);
         }
-        Command::Flush | Command::Trim => replies.done(request.cookie, out),
+        Command::Flush | Command::Trim | Command::Cache => replies.done(request.cookie, out),
     }
 }
 

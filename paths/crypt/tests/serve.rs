@@ -195,19 +195,50 @@ assert client.pread(16384, 0) == bytes([7]) * 16384
 client.shutdown()
 ";
 
+/// A cache request, and zeroes that are to be fast or not at all.
+const HINTS: &str = "\
+import errno, nbd, sys
+client = nbd.NBD()
+client.connect_uri(sys.argv[1])
+assert client.can_cache() and client.can_fast_zero()
+bytes = bytes(range(256)) * 4096
+client.pwrite(bytes, 0)
+client.cache(client.get_size(), 0)
+client.cache(4096, 4096)
+try:
+    client.zero(65536, 0, nbd.CMD_FLAG_FAST_ZERO)
+    raise SystemExit('zeroes were fast')
+except nbd.Error as refused:
+    assert refused.errnum == errno.ENOTSUP, refused
+assert client.pread(1 << 20, 0) == bytes
+client.zero(65536, 0)
+assert client.pread(1 << 20, 0) == b'\\0' * 65536 + bytes[65536:]
+client.shutdown()
+";
+
+#[test]
+fn libnbd_gives_hints_and_is_refused_zeroes_that_are_to_be_fast() {
+    by_libnbd(HINTS);
+}
+
 #[test]
 fn libnbd_gets_one_refusal_among_five_writes() {
+    by_libnbd(FIVE);
+}
+
+/// Runs a program of libnbd's against a volume of a MiB, by each way to the disk.
+fn by_libnbd(program: &str) {
     let Some(bench) = Bench::with(&["/usr/bin/python3"]) else { return };
     if !bench.run("/usr/bin/python3 -m nbd --version").status.success() {
         eprintln!("skipped: python3-libnbd is not installed");
         return;
     }
-    write(&bench.path("five.py"), FIVE.as_bytes());
+    write(&bench.path("client.py"), program.as_bytes());
     for way in [Way::Plain, Way::Uring] {
         bench.file("image", MIB);
         let setup = Setup { way, ..Setup::new() };
         let Some(served) = Served::start(&bench, bench.open("image"), plain_volume(MIB, 512), setup) else { continue };
-        bench.ok(&format!("/usr/bin/python3 five.py {}", served.uri()));
+        bench.ok(&format!("/usr/bin/python3 client.py {}", served.uri()));
         served.stop();
     }
 }

@@ -7,6 +7,7 @@
 mod alone;
 mod backup;
 mod erase;
+mod exports;
 mod format;
 mod hold;
 mod info;
@@ -30,6 +31,7 @@ use clap::{Args, Subcommand};
 
 use crate::kdf::{KdfChoice, KdfKind, Limits};
 use crate::secret::lock_failure;
+use crate::serve::Disk;
 use crate::{Error, Hash, Luks};
 pub use hold::Claim;
 pub use open::{OpenArgs, Opened};
@@ -224,6 +226,19 @@ fn faults(luks: &Luks, path: &Path) -> Vec<String> {
         Err(error) => error.next_step().unwrap_or_default(),
     };
     luks.faults().into_iter().map(|fault| format!("{}: {fault}; {next}", shown(path))).collect()
+}
+
+/// The least bytes of a request: a sector, or a far end's larger block.
+fn fitting_block(disk: &Disk, offset: u64) -> Result<usize, Error> {
+    let block = disk.block();
+    if offset.is_multiple_of(block as u64) {
+        return Ok(block);
+    }
+    let why = format!(
+        "the far end takes blocks of {block} bytes, and the data begins at byte {offset}, within one: serve the far end \
+         with smaller blocks"
+    );
+    Err(Error::Request(why))
 }
 
 /// A file's folder.

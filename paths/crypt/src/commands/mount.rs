@@ -9,7 +9,7 @@ use clap::Args;
 use super::memory::MemoryArgs;
 use super::open::{OpenArgs, Opened};
 use super::signals::signals;
-use super::{Said, need_folder, shown};
+use super::{Said, fitting_block, need_folder, shown};
 use crate::Error;
 use crate::mount::Mounted;
 use crate::serve::{DataPath, Disk, VolumeFile};
@@ -25,6 +25,13 @@ use crate::serve::{DataPath, Disk, VolumeFile};
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(super) struct MountArgs {
+    /// The file or block device with the data, or an NBD server's export:
+    /// nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with
+    /// nbds by TLS: ?tls-certificates=FOLDER has ca-cert.pem, and may have
+    /// client-cert.pem and client-key.pem
+    #[arg(verbatim_doc_comment)]
+    image: PathBuf,
+
     #[command(flatten)]
     open: OpenArgs,
 
@@ -43,11 +50,17 @@ pub(super) fn run(args: &MountArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     // Before the passphrase is asked for.
     let memory = args.memory.memory()?;
     let place = Place::new(&args.file)?;
-    let Opened { data, volume, warnings, claim: _claim } = args.open.open(!args.read_only)?;
+    let Opened { data, volume, warnings, claim: _claim } = args.open.of(&args.image).open(!args.read_only)?;
     warnings.iter().for_each(|warning| notice(warning));
 
     let geometry = *volume.geometry();
     let disk = Disk::new(data, geometry.offset, geometry.sector_size.bytes(), args.memory.buffered);
+    let sector = geometry.sector_size.bytes();
+    if fitting_block(&disk, geometry.offset)? > sector {
+        let why =
+            format!("the far end takes no sector of {sector} bytes alone: use crypt serve, whose clients may know");
+        return Err(Error::Request(why));
+    }
     let file = VolumeFile::new(DataPath { volume, disk, memory });
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let stop = signals().map_err(|error| Error::io("waiting for signals", error))?;

@@ -1,6 +1,6 @@
 //! Opening a volume, for the subcommands that need its contents.
-use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
@@ -9,8 +9,9 @@ use super::passphrase::SecretArgs;
 use super::{LimitArgs, faults, hash, shown};
 use crate::cipher::SectorSize;
 use crate::plain::Plain;
+use crate::serve::{Behind, Far, FarOptions, is_uri};
 use crate::volume::Volume;
-use crate::{Error, Hash, Store};
+use crate::{Error, Hash, Luks, Store};
 
 /// Which kind of volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -24,8 +25,16 @@ enum Kind {
 /// Which volume, and how to open it.
 #[derive(Args, Clone, Debug)]
 pub struct OpenArgs {
-    /// The file or block device with the data
+    /// The file, block device or far end with the data, which each subcommand takes its own way.
+    #[arg(skip)]
     image: PathBuf,
+
+    /// How long requests wait for an NBD server that is away, in seconds
+    ///
+    /// After that they fail. It is used again when it comes back, and writes
+    /// that were answered and not flushed are then written again.
+    #[arg(long, value_name = "S", default_value_t = 120, verbatim_doc_comment)]
+    reconnect: u32,
 
     /// The file that has the header, where it is detached
     #[arg(long, value_name = "FILE")]
@@ -93,8 +102,8 @@ pub(super) fn key_size(text: &str) -> Result<usize, String> {
 /// An open volume and the file with its data.
 #[derive(Debug)]
 pub struct Opened {
-    /// The file with the data.
-    pub data: File,
+    /// The file or far end with the data.
+    pub data: Behind,
     /// The key and the place of the data.
     pub volume: Volume,
     /// What is wrong with the header, although it can be used.
@@ -104,6 +113,26 @@ pub struct Opened {
 }
 
 impl OpenArgs {
+    /// The same, for `image`.
+    #[must_use]
+    pub fn of(&self, image: &Path) -> Self {
+        Self { image: image.to_owned(), ..self.clone() }
+    }
+
+    /// The same, with this key file, if it is one, and with this header, or the image's own.
+    pub(super) fn with(mut self, key_file: Option<&PathBuf>, header: Option<&PathBuf>) -> Self {
+        if let Some(key_file) = key_file {
+            self.secret = SecretArgs::of_key_file(key_file);
+        }
+        self.header = header.cloned();
+        self
+    }
+
+    /// Whether a header in a file of its own is named.
+    pub(super) fn has_header(&self) -> bool {
+        self.header.is_some()
+    }
+
     /// Opens the data's file, reads the header, asks for the passphrase, and finds the key.
     ///
     /// The data is claimed: exclusively, or shared for a file if `may_write` is not set. The header's metadata is
@@ -116,22 +145,25 @@ impl OpenArgs {
         let header = self.header.as_deref();
         header.map_or(Ok(()), |header| refuse_one_file(&self.image, header))?;
         let of_header = |error: Error| error.in_file(header.unwrap_or(&self.image));
-        let (data, mut claim) = open_claimed(&self.image, may_write)?;
+        let (data, mut claim) = self.data(may_write)?;
         let data_len = data.size().map_err(|error| Error::io(shown(&self.image), error))?;
         if self.kind == Kind::Plain {
             let (volume, warnings) = (self.plain_volume(data_len)?, Vec::new());
             return Ok(Opened { data, volume, warnings, claim });
         }
-        let file = match header {
-            Some(path) => {
+        // A far end has no lock for its header.
+        let file = match (header, &data) {
+            (Some(path), _) => {
                 let file = HeaderFile::open(path, false)?;
                 claim.add(file.claim(false)?);
-                file
+                Some(file)
             }
-            None => HeaderFile::of_data(&data, &self.image)?,
+            (None, Behind::File(data)) => Some(HeaderFile::of_data(data, &self.image)?),
+            (None, Behind::Far(_)) => None,
         };
+        let store: &dyn Store = file.as_ref().map_or(&data, |file| file);
         let read = || {
-            let luks = file.read().map_err(of_header)?;
+            let luks = file.as_ref().map_or_else(|| Luks::read(&data), HeaderFile::read).map_err(of_header)?;
             luks.geometry(data_len, header.is_some()).map_err(|error| error.in_file(&self.image))?;
             luks.check_openers().map_err(of_header)?;
             if may_write {
@@ -145,10 +177,21 @@ impl OpenArgs {
         let (luks, volume) = unlocked(read, |luks| {
             // Its UUID may have changed.
             claim.keep_cipher(luks)?;
-            let opened = luks.open(&file, &passphrase, data_len, header.is_some(), &self.limits.limits());
+            let opened = luks.open(store, &passphrase, data_len, header.is_some(), &self.limits.limits());
             opened.map_err(of_header)
         })?;
         Ok(Opened { data, volume, warnings: faults(&luks, header.unwrap_or(&self.image)), claim })
+    }
+
+    /// Opens the data. A far end is not claimed: whether others use it is for its server to say.
+    fn data(&self, may_write: bool) -> Result<(Behind, Claim), Error> {
+        if let Some(uri) = self.image.to_str().filter(|image| is_uri(image)) {
+            let say = |line: &str| eprintln!("pagemill crypt: {line}");
+            let options = FarOptions { reconnect: Duration::from_secs(self.reconnect.into()), may_write, say };
+            return Ok((Far::connect(uri, options)?.into(), Claim::default()));
+        }
+        let (file, claim) = open_claimed(&self.image, may_write)?;
+        Ok((file.into(), claim))
     }
 
     /// Refuses options for the other kind of volume: they would have no effect, and the wrong volume would be opened.

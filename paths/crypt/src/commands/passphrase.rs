@@ -84,6 +84,11 @@ fn key_len(text: &str) -> Result<u64, String> {
 }
 
 impl SecretArgs {
+    /// All bytes of a file.
+    pub(super) fn of_key_file(path: &Path) -> Self {
+        Self { key_file: Some(path.to_owned()), ..Self::default() }
+    }
+
     /// Whether a file has the key, as it is. Standard input has a passphrase, as for `cryptsetup`.
     pub(super) fn has_key(&self) -> bool {
         self.key_file.as_ref().is_some_and(|path| path.as_os_str() != "-")

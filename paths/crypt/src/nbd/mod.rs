@@ -1,5 +1,5 @@
 //! The NBD protocol's server side on bytes: no sockets, no threads, no pages (the protocol document of the
-//! NetworkBlockDevice project, with fixed newstyle negotiation and structured replies).
+//! NetworkBlockDevice project, with fixed newstyle negotiation and structured replies). `client` has the other side.
 //!
 //! A connection is a [`Session`]. Its server reads from the client and calls [`Session::feed`] again and again. Answers
 //! are appended to a buffer that the server passes in, and work for the server is returned as an [`Event`]:
@@ -21,6 +21,7 @@
 //! and is aligned to its block size, and reads and writes have at most [`MAX_PAYLOAD`] bytes (I2). Nothing that a
 //! client sends causes a panic, and a violation of the protocol ends only this connection ([`Event::Violation`]) (I3).
 //! A server does not feed more while a client does not receive its answers; that bounds them.
+pub(crate) mod client;
 mod negotiate;
 mod replies;
 mod requests;
@@ -258,8 +259,14 @@ impl Session {
     /// The export that the client has chosen, once negotiation is over.
     #[must_use]
     pub fn export(&self) -> Option<&Export> {
+        self.export_number().and_then(|export| self.config.exports.get(export))
+    }
+
+    /// Its number among the exports.
+    #[must_use]
+    pub fn export_number(&self) -> Option<usize> {
         match self.state {
-            State::Requests { export } | State::SkipPayload { export, .. } => self.config.exports.get(export),
+            State::Requests { export } | State::SkipPayload { export, .. } => Some(export),
             _ => None,
         }
     }

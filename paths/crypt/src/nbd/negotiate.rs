@@ -2,12 +2,12 @@
 use super::requests::flags;
 use super::{Event, MAX_KEPT, MAX_NAME, MAX_OPTION, MAX_PAYLOAD, MAX_SKIPPED, Session, State, Tls};
 
-const GREETING: u64 = 0x4e42_444d_4147_4943; // "NBDMAGIC"
-const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054; // "IHAVEOPT"
-const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+pub(super) const GREETING: u64 = 0x4e42_444d_4147_4943; // "NBDMAGIC"
+pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054; // "IHAVEOPT"
+pub(super) const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// Both of the server's flags, and of the client's: fixed newstyle, no zeroes.
-const FIXED_NEWSTYLE: u32 = 1;
-const NO_ZEROES: u32 = 2;
+pub(super) const FIXED_NEWSTYLE: u32 = 1;
+pub(super) const NO_ZEROES: u32 = 2;
 
 /// Magic, option, length.
 pub(super) const OPTION_HEADER: usize = 16;
@@ -17,37 +17,37 @@ const OLD_ZEROES: usize = 124;
 pub(super) const ALLOCATION_ID: u32 = 1;
 const ALLOCATION: &str = "base:allocation";
 
-mod option {
-    pub(super) const EXPORT_NAME: u32 = 1;
-    pub(super) const ABORT: u32 = 2;
-    pub(super) const LIST: u32 = 3;
-    pub(super) const STARTTLS: u32 = 5;
-    pub(super) const INFO: u32 = 6;
-    pub(super) const GO: u32 = 7;
-    pub(super) const STRUCTURED_REPLY: u32 = 8;
-    pub(super) const LIST_META_CONTEXT: u32 = 9;
-    pub(super) const SET_META_CONTEXT: u32 = 10;
+pub(super) mod option {
+    pub(in crate::nbd) const EXPORT_NAME: u32 = 1;
+    pub(in crate::nbd) const ABORT: u32 = 2;
+    pub(in crate::nbd) const LIST: u32 = 3;
+    pub(in crate::nbd) const STARTTLS: u32 = 5;
+    pub(in crate::nbd) const INFO: u32 = 6;
+    pub(in crate::nbd) const GO: u32 = 7;
+    pub(in crate::nbd) const STRUCTURED_REPLY: u32 = 8;
+    pub(in crate::nbd) const LIST_META_CONTEXT: u32 = 9;
+    pub(in crate::nbd) const SET_META_CONTEXT: u32 = 10;
 }
 
-mod reply {
-    pub(super) const ACK: u32 = 1;
-    pub(super) const SERVER: u32 = 2;
-    pub(super) const INFO: u32 = 3;
-    pub(super) const META_CONTEXT: u32 = 4;
-    pub(super) const UNSUPPORTED: u32 = 0x8000_0001;
-    pub(super) const INVALID: u32 = 0x8000_0003;
-    pub(super) const TLS_REQUIRED: u32 = 0x8000_0005;
-    pub(super) const UNKNOWN: u32 = 0x8000_0006;
-    pub(super) const SHUTDOWN: u32 = 0x8000_0007;
-    pub(super) const BLOCK_SIZE_REQUIRED: u32 = 0x8000_0008;
-    pub(super) const TOO_BIG: u32 = 0x8000_0009;
+pub(super) mod reply {
+    pub(in crate::nbd) const ACK: u32 = 1;
+    pub(in crate::nbd) const SERVER: u32 = 2;
+    pub(in crate::nbd) const INFO: u32 = 3;
+    pub(in crate::nbd) const META_CONTEXT: u32 = 4;
+    pub(in crate::nbd) const UNSUPPORTED: u32 = 0x8000_0001;
+    pub(in crate::nbd) const INVALID: u32 = 0x8000_0003;
+    pub(in crate::nbd) const TLS_REQUIRED: u32 = 0x8000_0005;
+    pub(in crate::nbd) const UNKNOWN: u32 = 0x8000_0006;
+    pub(in crate::nbd) const SHUTDOWN: u32 = 0x8000_0007;
+    pub(in crate::nbd) const BLOCK_SIZE_REQUIRED: u32 = 0x8000_0008;
+    pub(in crate::nbd) const TOO_BIG: u32 = 0x8000_0009;
 }
 
-mod info {
-    pub(super) const EXPORT: u16 = 0;
-    pub(super) const NAME: u16 = 1;
-    pub(super) const DESCRIPTION: u16 = 2;
-    pub(super) const BLOCK_SIZE: u16 = 3;
+pub(super) mod info {
+    pub(in crate::nbd) const EXPORT: u16 = 0;
+    pub(in crate::nbd) const NAME: u16 = 1;
+    pub(in crate::nbd) const DESCRIPTION: u16 = 2;
+    pub(in crate::nbd) const BLOCK_SIZE: u16 = 3;
 }
 
 pub(super) fn greet(out: &mut Vec<u8>) {

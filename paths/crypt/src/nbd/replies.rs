@@ -2,7 +2,7 @@
 use super::negotiate::ALLOCATION_ID;
 use super::requests::{Command, Request};
 
-const SIMPLE_MAGIC: u32 = 0x6744_6698;
+pub(super) const SIMPLE_MAGIC: u32 = 0x6744_6698;
 const CHUNK_MAGIC: u32 = 0x668e_33ef;
 /// This chunk is the last one of its reply.
 const DONE: u16 = 1;
@@ -28,6 +28,8 @@ pub enum Fault {
     Invalid = 22,
     /// The disk is full, or the request goes beyond its end.
     NoSpace = 28,
+    /// What is asked for would not be fast.
+    NotSupported = 95,
     /// The server stops.
     ShuttingDown = 108,
 }

@@ -2,7 +2,7 @@
 use super::replies::Fault;
 use super::{Event, Export, MAX_PAYLOAD, Session};
 
-const MAGIC: u32 = 0x2560_9513;
+pub(super) const MAGIC: u32 = 0x2560_9513;
 /// Magic, flags, type, cookie, offset, length.
 pub(super) const HEADER: usize = 28;
 
@@ -10,38 +10,42 @@ pub(super) const HEADER: usize = 28;
 pub(super) mod flags {
     use super::Export;
 
-    const HAS_FLAGS: u16 = 1 << 0;
-    const READ_ONLY: u16 = 1 << 1;
-    const SEND_FLUSH: u16 = 1 << 2;
-    const SEND_FUA: u16 = 1 << 3;
-    const SEND_TRIM: u16 = 1 << 5;
-    const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    const SEND_DF: u16 = 1 << 7;
-    const CAN_MULTI_CONN: u16 = 1 << 8;
+    pub(in crate::nbd) const HAS_FLAGS: u16 = 1 << 0;
+    pub(in crate::nbd) const READ_ONLY: u16 = 1 << 1;
+    pub(in crate::nbd) const SEND_FLUSH: u16 = 1 << 2;
+    pub(in crate::nbd) const SEND_FUA: u16 = 1 << 3;
+    pub(in crate::nbd) const SEND_TRIM: u16 = 1 << 5;
+    pub(in crate::nbd) const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    pub(in crate::nbd) const SEND_DF: u16 = 1 << 7;
+    pub(in crate::nbd) const CAN_MULTI_CONN: u16 = 1 << 8;
+    pub(in crate::nbd) const SEND_CACHE: u16 = 1 << 10;
+    pub(in crate::nbd) const SEND_FAST_ZERO: u16 = 1 << 11;
 
     pub(crate) fn of(export: &Export, structured: bool) -> u16 {
-        let always = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN;
-        let to_write = if export.is_read_only { READ_ONLY } else { SEND_TRIM | SEND_WRITE_ZEROES };
+        let always = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE;
+        let to_write = if export.is_read_only { READ_ONLY } else { SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO };
         always | to_write | if structured { SEND_DF } else { 0 }
     }
 }
 
 /// The flags of a request.
-mod flag {
-    pub(super) const FUA: u16 = 1 << 0;
-    pub(super) const NO_HOLE: u16 = 1 << 1;
-    pub(super) const DF: u16 = 1 << 2;
-    pub(super) const REQ_ONE: u16 = 1 << 3;
+pub(super) mod flag {
+    pub(in crate::nbd) const FUA: u16 = 1 << 0;
+    pub(in crate::nbd) const NO_HOLE: u16 = 1 << 1;
+    pub(in crate::nbd) const DF: u16 = 1 << 2;
+    pub(in crate::nbd) const REQ_ONE: u16 = 1 << 3;
+    pub(in crate::nbd) const FAST_ZERO: u16 = 1 << 4;
 }
 
-mod kind {
-    pub(super) const READ: u16 = 0;
-    pub(super) const WRITE: u16 = 1;
-    pub(super) const DISCONNECT: u16 = 2;
-    pub(super) const FLUSH: u16 = 3;
-    pub(super) const TRIM: u16 = 4;
-    pub(super) const WRITE_ZEROES: u16 = 6;
-    pub(super) const BLOCK_STATUS: u16 = 7;
+pub(super) mod kind {
+    pub(in crate::nbd) const READ: u16 = 0;
+    pub(in crate::nbd) const WRITE: u16 = 1;
+    pub(in crate::nbd) const DISCONNECT: u16 = 2;
+    pub(in crate::nbd) const FLUSH: u16 = 3;
+    pub(in crate::nbd) const TRIM: u16 = 4;
+    pub(in crate::nbd) const CACHE: u16 = 5;
+    pub(in crate::nbd) const WRITE_ZEROES: u16 = 6;
+    pub(in crate::nbd) const BLOCK_STATUS: u16 = 7;
 }
 
 /// The operation.
@@ -55,6 +59,8 @@ pub enum Command {
     Flush,
     /// The contents are not needed any more.
     Trim,
+    /// The bytes will be read soon. It is a hint: the answer says nothing about where they are.
+    Cache,
     /// Write zeroes. They never become a hole: a hole under a cipher reads as noise.
     WriteZeroes,
     /// Report extents.
@@ -113,7 +119,8 @@ fn check(export: &Export, has_context: bool, given: u16, kind: u16, at: u64, len
         kind::WRITE => (Command::Write, 0),
         kind::FLUSH => (Command::Flush, 0),
         kind::TRIM => (Command::Trim, 0),
-        kind::WRITE_ZEROES => (Command::WriteZeroes, flag::NO_HOLE),
+        kind::CACHE => (Command::Cache, 0),
+        kind::WRITE_ZEROES => (Command::WriteZeroes, flag::NO_HOLE | flag::FAST_ZERO),
         kind::BLOCK_STATUS => (Command::BlockStatus { one: given & flag::REQ_ONE != 0 }, flag::REQ_ONE),
         _ => return Err(Fault::Invalid),
     };
@@ -137,6 +144,9 @@ fn check(export: &Export, has_context: bool, given: u16, kind: u16, at: u64, len
         return Err(Fault::Invalid);
     }
     match at.checked_add(u64::from(len)) {
+        // Zeroes are encrypted and written like other data, so they are never faster. The answer comes before anything
+        // is written.
+        Some(end) if end <= export.size && given & flag::FAST_ZERO != 0 => Err(Fault::NotSupported),
         Some(end) if end <= export.size => Ok(command),
         _ if matches!(command, Command::Write | Command::WriteZeroes) => Err(Fault::NoSpace),
         _ => Err(Fault::Invalid),

@@ -16,7 +16,7 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagemill::CachedFile;
+use pagemill::{Advice, CachedFile};
 
 use super::buffer::{Buffer, Origin};
 use super::cached;
@@ -77,7 +77,11 @@ pub struct TimeLimits {
 /// What a turn uses.
 pub(super) struct Context<'w> {
     pub(super) path: &'w DataPath,
+    /// The plain pages of that volume, if the server keeps any.
+    pub(super) cache: Option<&'w CachedFile>,
     pub(super) tls: Option<&'w TlsServer>,
+    /// Steps of this worker on the disks of other volumes.
+    pub(super) elsewhere: usize,
     pub(super) engine: &'w mut Engine,
     pub(super) now: Instant,
     /// No other connection of this worker waits for the pool before this one.
@@ -133,7 +137,7 @@ pub(super) struct Connection {
     number: usize,
     socket: Socket,
     session: Session,
-    /// The plain pages that the server keeps, if it keeps any.
+    /// This client's access to the plain pages of its volume, from its first request on.
     cached: Option<CachedFile>,
     /// TLS begins when all answers so far are sent.
     starts_tls: bool,
@@ -180,20 +184,14 @@ impl Clock {
 
 impl Connection {
     /// A new client; `None` if there is no memory for it.
-    pub(super) fn new(
-        number: usize,
-        socket: Socket,
-        config: Arc<Config>,
-        cached: Option<CachedFile>,
-        now: Instant,
-    ) -> Option<Self> {
+    pub(super) fn new(number: usize, socket: Socket, config: Arc<Config>, now: Instant) -> Option<Self> {
         let mut outbox = Outbox::default();
         let session = outbox.write(|out| Session::new(config, out));
         Some(Self {
             number,
             socket,
             session,
-            cached,
+            cached: None,
             starts_tls: false,
             stage: vec![0; STAGE],
             start: 0,
@@ -217,6 +215,10 @@ impl Connection {
 
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
+    }
+    /// The number of its volume; until it has chosen one, the first.
+    pub(super) fn volume(&self) -> usize {
+        self.session.export_number().unwrap_or(0)
     }
     pub(super) fn is_dead(&self) -> bool {
         self.life == Life::Dead
@@ -444,6 +446,9 @@ impl Connection {
     }
 
     fn begin(&mut self, request: Request, context: &mut Context<'_>) {
+        if self.cached.is_none() {
+            self.cached = context.cache.map(CachedFile::reopen);
+        }
         let in_file = context.path.in_file(request.at);
         self.tally.asked(&request);
         if matches!(request.command, Command::Trim | Command::BlockStatus { .. }) {
@@ -474,6 +479,11 @@ impl Connection {
                 let replies = self.session.replies();
                 self.outbox.write(|out| replies.done(request.cookie, out));
             }
+            Command::Cache => {
+                self.will_need(&request, context.path);
+                let replies = self.session.replies();
+                self.outbox.write(|out| replies.done(request.cookie, out));
+            }
             Command::BlockStatus { .. } => {
                 let (replies, began) = (self.session.replies(), Instant::now());
                 let block = self.session.export().map_or(1, |export| export.min_block);
@@ -484,6 +494,20 @@ impl Connection {
                     Err(_) => replies.error(request.cookie, Fault::Io, out),
                 });
             }
+        }
+    }
+
+    /// Reads what a client will read soon into the cache, at most the bytes of a turn: other clients wait meanwhile.
+    /// Without a cache the system is told, which reads in the background.
+    fn will_need(&mut self, request: &Request, path: &DataPath) {
+        let bytes = request.at..request.at + u64::from(request.len).min(TURN as u64);
+        self.turn_left = self.turn_left.saturating_sub(CALL);
+        match &self.cached {
+            Some(file) => {
+                self.turn_left = self.turn_left.saturating_sub((bytes.end - bytes.start) as usize);
+                file.advise(Advice::WillNeed, bytes);
+            }
+            None => path.disk.will_need(path.in_file(bytes.start)..path.in_file(bytes.end)),
         }
     }
 

@@ -1,27 +1,35 @@
-//! The file or block device under a volume, and the two ways to access it: blocking system calls, and a ring.
+//! What is under a volume, and the ways to access it: a file or block device by blocking system calls or a ring, a far
+//! end by its own threads.
 //!
 //! Invariant: once an answered write may be lost, no sync succeeds any more (D1). The system reports a failed
 //! write-back once, to the first sync; later syncs succeed although their data is lost. So a failed sync fails all
 //! later ones: the writes before it had been answered, and are not on the disk. A failed write fails nothing else: its
 //! client is told, and no other promise is broken.
 //!
+//! A far end that is away has lost nothing yet: `far` keeps what was not flushed. A sync that fails for that alone may
+//! succeed later.
+//!
 //! A durable write is therefore a write and then a sync. One call for both (`RWF_DSYNC`) would not say which of them
 //! failed, and through the page cache it would consume the system's only report of other clients' losses.
-use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
+use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom};
 use rustix::io::ReadWriteFlags;
 
+use super::behind::Behind;
 use super::buffer::{Buffer, Origin};
 use super::crew::Help;
+use super::far::{self, Far, Work};
 use super::health::Health;
 use super::path::DataPath;
 use super::ring::Ring;
 use super::syncs::Syncs;
+use crate::Store;
 
 /// The most entries of a vectored system call (UIO_MAXIOV).
 pub(super) const ENTRIES: usize = 1024;
@@ -91,10 +99,11 @@ impl Op {
 /// A finished step and its result.
 pub(super) type Done = (Op, io::Result<()>);
 
-/// The file or block device.
+/// The file, block device or far end.
 #[derive(Debug)]
 pub struct Disk {
-    file: File,
+    behind: Behind,
+    block: usize,
     is_direct: bool,
     pub(super) health: Health,
     /// A sync that begins after one that fails must not succeed.
@@ -102,19 +111,36 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Over `file`, in which blocks of `block` bytes are read and written from `offset` on. Unless `buffered` is set,
-    /// it bypasses the page cache if the file system allows that.
+    /// Over a file or a far end, in which blocks of `block` bytes are read and written from `offset` on. Unless
+    /// `buffered` is set, a file bypasses the page cache if the file system allows that.
     #[must_use]
-    pub fn new(file: File, offset: u64, block: usize, buffered: bool) -> Self {
-        let mut disk = Self { file, is_direct: false, health: Health::default(), syncs: Arc::default() };
+    pub fn new(behind: impl Into<Behind>, offset: u64, block: usize, buffered: bool) -> Self {
+        let (behind, health) = (behind.into(), Health::default());
+        let mut disk = Self { behind, block, is_direct: false, health, syncs: Arc::default() };
         disk.is_direct = !buffered && disk.go_direct(offset, block).is_ok();
         disk
     }
 
+    /// The far end, if it is one.
+    #[must_use]
+    pub fn far(&self) -> Option<&Far> {
+        match &self.behind {
+            Behind::File(_) => None,
+            Behind::Far(far) => Some(far),
+        }
+    }
+
+    /// The least bytes of a read or write: the block that it was made with, or a far end's larger one.
+    #[must_use]
+    pub fn block(&self) -> usize {
+        self.far().map_or(self.block, |far| self.block.max(far.block()))
+    }
+
     /// Asks for direct I/O, and tries it: only a read shows whether it works with these blocks.
     fn go_direct(&self, offset: u64, block: usize) -> io::Result<()> {
-        let flags = rustix::fs::fcntl_getfl(&self.file)?;
-        rustix::fs::fcntl_setfl(&self.file, flags | OFlags::DIRECT)?;
+        let Behind::File(file) = &self.behind else { return Err(io::ErrorKind::Unsupported.into()) };
+        let flags = rustix::fs::fcntl_getfl(file)?;
+        rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT)?;
         let tried = (|| {
             let Some(mut buffer) = Buffer::of_heap(block, Origin::Free) else {
                 return Err(io::ErrorKind::OutOfMemory.into());
@@ -122,12 +148,12 @@ impl Disk {
             // The second block too: the first may be aligned by chance.
             for at in [offset, offset + block as u64] {
                 let mut vector: Vec<_> = buffer.slices_mut().map(IoSliceMut::new).collect();
-                rustix::io::preadv(&self.file, &mut vector, at)?;
+                rustix::io::preadv(file, &mut vector, at)?;
             }
             Ok(())
         })();
         if tried.is_err() {
-            rustix::fs::fcntl_setfl(&self.file, flags)?;
+            rustix::fs::fcntl_setfl(file, flags)?;
         }
         tried
     }
@@ -141,9 +167,10 @@ impl Disk {
     /// Whether the system can do a step asynchronously. If it can't (a file system in memory), a ring would only hand
     /// each step to a kernel thread.
     pub(super) fn is_asynchronous(&self) -> bool {
+        let Behind::File(file) = &self.behind else { return false };
         let Some(mut buffer) = Buffer::of_heap(4096, Origin::Free) else { return false };
         let mut vector: Vec<_> = buffer.slices_mut().map(IoSliceMut::new).collect();
-        let tried = rustix::io::preadv2(&self.file, &mut vector, 0, ReadWriteFlags::NOWAIT);
+        let tried = rustix::io::preadv2(file, &mut vector, 0, ReadWriteFlags::NOWAIT);
         tried != Err(rustix::io::Errno::OPNOTSUPP)
     }
 
@@ -159,7 +186,7 @@ impl Disk {
         if op.todo != Todo::Sync {
             return result;
         }
-        if result.is_err() {
+        if result.as_ref().is_err_and(|error| !(self.far().is_some() && far::is_away(error))) {
             self.health.fail();
         }
         match self.health.has_failed() {
@@ -170,8 +197,9 @@ impl Disk {
 
     /// The end of the data or the hole at `at`, and whether it is a hole.
     pub(super) fn extent(&self, at: u64, end: u64) -> io::Result<(u64, bool)> {
+        let Behind::File(file) = &self.behind else { return Ok((end, false)) };
         // These calls move the file's position, which nothing uses.
-        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+        match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Ok(data) if data > at => return Ok((data.min(end), true)),
             Ok(_) => {}
             // No data up to the end.
@@ -180,13 +208,27 @@ impl Disk {
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => return Ok((end, false)),
             Err(other) => return Err(other.into()),
         }
-        let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(at))?;
+        let hole = rustix::fs::seek(file, SeekFrom::Hole(at))?;
         Ok((hole.clamp(at + 1, end), false))
     }
 
+    /// Tells the system that these bytes will be read soon. Past its cache there is nothing to tell.
+    pub(super) fn will_need(&self, bytes: Range<u64>) {
+        if let (Behind::File(file), false) = (&self.behind, self.is_direct) {
+            // A hint: the read itself says what is wrong.
+            let len = NonZeroU64::new(bytes.end - bytes.start);
+            let _ = rustix::fs::fadvise(file, bytes.start, len, Advice::WillNeed);
+        }
+    }
+
     fn sync_data(&self) -> io::Result<()> {
+        let file = match &self.behind {
+            Behind::File(file) => file,
+            // It has one flush at a time by itself.
+            Behind::Far(far) => return far.sync(),
+        };
         let _turn = self.syncs.wait();
-        let result = retried(|| self.file.sync_data());
+        let result = retried(|| file.sync_data());
         if result.is_err() {
             self.health.fail();
         }
@@ -199,9 +241,46 @@ impl Disk {
     }
 }
 
+impl Disk {
+    /// Begins a step on a far end. `done` takes it on another thread.
+    fn begin_far(&self, mut op: Op, done: impl FnOnce(Done) + Send + 'static) {
+        let Behind::Far(far) = &self.behind else { unreachable!("a file's engine has its own way") };
+        let work = match far_work(far, &op) {
+            Ok(work) => work,
+            Err(error) => return done((op, Err(error))),
+        };
+        let (at, buffer) = (op.at, std::mem::replace(&mut op.buffer, Buffer::none()));
+        let home = Box::new(move |buffer, result| {
+            op.buffer = buffer;
+            done((op, result));
+        });
+        far.submit(work, at, buffer, home);
+    }
+}
+
+/// A step in a far end's words. A write's bytes are copied, since it keeps them longer than a pool may lend its pages.
+fn far_work(far: &Far, op: &Op) -> io::Result<Work> {
+    Ok(match op.todo {
+        Todo::Read => Work::Read,
+        Todo::Write => {
+            let mut bytes = Vec::new();
+            bytes.try_reserve_exact(op.buffer.len()).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+            op.buffer.slices().for_each(|slice| bytes.extend_from_slice(slice));
+            Work::Write(Arc::new(bytes))
+        }
+        Todo::Sync => Work::Flush,
+        Todo::Punch { len } if far.can_trim() => Work::Trim(len),
+        Todo::Punch { .. } => return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+    })
+}
+
+/// A file's descriptor, for a ring; a far end has none.
 impl AsRawFd for Disk {
     fn as_raw_fd(&self) -> i32 {
-        self.file.as_raw_fd()
+        match &self.behind {
+            Behind::File(file) => file.as_raw_fd(),
+            Behind::Far(_) => unreachable!("a far end has no ring"),
+        }
     }
 }
 
@@ -211,6 +290,8 @@ pub(super) enum Engine {
     /// By blocking calls, the long ones on other threads.
     Helped(Help),
     Ring(Box<Ring>),
+    /// By the threads of a far end.
+    Far(Help),
     /// For tests, which do the steps themselves.
     #[cfg(test)]
     Held(Vec<Op>),
@@ -224,6 +305,10 @@ impl Engine {
     pub(super) fn submit(&mut self, path: &DataPath, op: Op) -> Option<Done> {
         match self {
             Self::Plain => Some(plain_step(path, op)),
+            Self::Far(help) => {
+                path.disk.begin_far(op, help.awaited());
+                None
+            }
             Self::Helped(help) => help.take(op).map(|op| plain_step(path, op)),
             Self::Ring(ring) => {
                 ring.submit(&path.disk, op);
@@ -245,6 +330,15 @@ impl Engine {
                 help.reap(done);
                 Ok(())
             }
+            Self::Far(help) => {
+                let mut judged = Vec::new();
+                help.reap(&mut judged);
+                done.extend(judged.into_iter().map(|(op, result)| {
+                    let result = disk.judge(&op, result);
+                    (op, result)
+                }));
+                Ok(())
+            }
             Self::Ring(ring) => ring.reap(disk, done),
             #[cfg(test)]
             Self::Held(_) => Ok(()),
@@ -260,7 +354,7 @@ impl Engine {
     pub(super) fn do_one(&mut self, path: &DataPath) -> Option<Done> {
         match self {
             Self::Helped(help) => help.do_one(path),
-            Self::Plain | Self::Ring(_) => None,
+            Self::Plain | Self::Ring(_) | Self::Far(_) => None,
             #[cfg(test)]
             Self::Held(_) | Self::Prompt(_) => None,
         }
@@ -270,7 +364,7 @@ impl Engine {
     pub(super) fn in_flight(&self) -> usize {
         match self {
             Self::Plain => 0,
-            Self::Helped(help) => help.out(),
+            Self::Helped(help) | Self::Far(help) => help.out(),
             Self::Ring(ring) => ring.in_flight(),
             #[cfg(test)]
             Self::Held(ops) | Self::Prompt(ops) => ops.len(),
@@ -281,7 +375,7 @@ impl Engine {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Plain => None,
-            Self::Helped(help) => Some(help.fd()),
+            Self::Helped(help) | Self::Far(help) => Some(help.fd()),
             Self::Ring(ring) => Some(ring.as_fd()),
             #[cfg(test)]
             Self::Held(_) | Self::Prompt(_) => None,
@@ -306,6 +400,10 @@ fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 
 /// Fills all of `slices`, at most [`ENTRIES`], from byte `at` of the file.
 pub(super) fn read_all(disk: &Disk, slices: &mut [&mut [u8]], at: u64) -> io::Result<()> {
+    let file = match &disk.behind {
+        Behind::File(file) => file,
+        Behind::Far(far) => return far.read(slices, at),
+    };
     let len: usize = slices.iter().map(|slice| slice.len()).sum();
     let mut done = 0;
     while done < len {
@@ -316,7 +414,7 @@ pub(super) fn read_all(disk: &Disk, slices: &mut [&mut [u8]], at: u64) -> io::Re
             (skipped < slice.len()).then(|| IoSliceMut::new(&mut slice[skipped..]))
         });
         let mut rest: Vec<_> = rest.collect();
-        match retried(|| Ok(rustix::io::preadv(&disk.file, &mut rest, at + done as u64)?))? {
+        match retried(|| Ok(rustix::io::preadv(file, &mut rest, at + done as u64)?))? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             n => done += n,
         }
@@ -335,18 +433,31 @@ pub(super) fn plain_step(path: &DataPath, mut op: Op) -> Done {
 /// Does a step, all of it.
 fn step(path: &DataPath, op: &mut Op) -> io::Result<()> {
     let disk = &path.disk;
+    let file = match &disk.behind {
+        Behind::File(file) => file,
+        Behind::Far(far) => {
+            let (at, buffer) = (op.at, std::mem::replace(&mut op.buffer, Buffer::none()));
+            let result;
+            (op.buffer, result) = far.wait_for(far_work(far, op)?, at, buffer);
+            result?;
+            if op.todo == Todo::Read {
+                path.decrypt(op.at - path.in_file(0), &mut op.buffer).map_err(io::Error::other)?;
+            }
+            return Ok(());
+        }
+    };
     match op.todo {
         Todo::Sync => disk.sync_data(),
         Todo::Punch { len } => {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            Ok(rustix::fs::fallocate(&disk.file, flags, op.at, len)?)
+            Ok(rustix::fs::fallocate(file, flags, op.at, len)?)
         }
         Todo::Read => {
             while op.done < op.buffer.len() {
                 let start = op.done / PIECE * PIECE;
                 let piece = start..op.buffer.len().min(start + PIECE);
                 let mut vector: Vec<_> = op.buffer.range_mut(op.done..piece.end).map(IoSliceMut::new).collect();
-                match rustix::io::preadv(&disk.file, &mut vector, op.at + op.done as u64)? {
+                match rustix::io::preadv(file, &mut vector, op.at + op.done as u64)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                     n => op.done += n,
                 }
@@ -360,7 +471,7 @@ fn step(path: &DataPath, op: &mut Op) -> io::Result<()> {
             while op.done < op.buffer.len() {
                 let mut vector: Vec<IoSlice<'_>> = Vec::new();
                 op.buffer.window(op.done, ENTRIES, &mut vector);
-                match rustix::io::pwritev(&disk.file, &vector, op.at + op.done as u64)? {
+                match rustix::io::pwritev(file, &vector, op.at + op.done as u64)? {
                     0 => return Err(io::ErrorKind::WriteZero.into()),
                     n => op.done += n,
                 }

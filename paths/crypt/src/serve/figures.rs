@@ -35,8 +35,8 @@ impl Figures {
         workers.iter().map(|counts| of(counts).load(Relaxed)).sum()
     }
 
-    /// Appends the figures.
-    pub(super) fn write(&self, disk: &Disk, out: &mut String) {
+    /// Appends the figures. `disks` are those of the exports, with their names.
+    pub(super) fn write<'a>(&self, disks: impl Iterator<Item = (&'a str, &'a Disk)>, out: &mut String) {
         let workers = &*self.all();
         let sum = |of: fn(&Counts) -> &AtomicU64| Self::sum(workers, of);
         let mut out = Text(out);
@@ -79,12 +79,22 @@ impl Figures {
             out.sample("request_us_count", &kind, count);
         }
         out.head("disk_errors_total", "counter", "Operations on the disk that failed.");
-        for (operation, count) in OPERATIONS.iter().zip(disk.health.errors()) {
-            out.sample("disk_errors_total", &format!("operation=\"{operation}\""), count);
+        let disks: Vec<_> = disks.map(|(export, disk)| (format!("export=\"{}\"", escaped(export)), &disk.health)).collect();
+        for (export, health) in &disks {
+            for (operation, count) in OPERATIONS.iter().zip(health.errors()) {
+                out.sample("disk_errors_total", &format!("{export},operation=\"{operation}\""), count);
+            }
         }
         out.head("disk_failed", "gauge", "1 once a sync has failed: every flush fails until the server is restarted.");
-        out.sample("disk_failed", "", disk.health.has_failed().into());
+        for (export, health) in &disks {
+            out.sample("disk_failed", export, health.has_failed().into());
+        }
     }
+}
+
+/// A label's value.
+fn escaped(text: &str) -> String {
+    text.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
 }
 
 /// Text in Prometheus' format. Writing to a string can't fail.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, sockopt};
 
-use super::tls::{TlsServer, TlsSession};
+use super::tls::{TlsClient, TlsServer, TlsSession};
 
 /// TCP keep-alive: the idle time before the first probe, the time between probes, and their number. A client whose
 /// machine or network is gone is disconnected after two minutes. For a client that is only paused, its system answers.
@@ -83,13 +83,27 @@ impl Socket {
 
     /// Why TLS failed, if it did.
     pub(super) fn tls_failure(&self) -> Option<String> {
-        self.tls.as_ref()?.failure()
+        self.tls.as_ref()?.why().map(ToString::to_string)
     }
 
     /// Starts TLS with the next byte, both ways. False if there is no memory for it.
     pub(super) fn start_tls(&mut self, server: &TlsServer) -> bool {
         self.tls = TlsSession::new(server).map(Box::new);
         self.tls.is_some()
+    }
+
+    /// Starts TLS with a far end.
+    pub(super) fn start_tls_to(&mut self, far: &TlsClient) -> io::Result<()> {
+        self.tls = Some(Box::new(TlsSession::to_far(far).map_err(io::Error::other)?));
+        Ok(())
+    }
+
+    /// Why the other side is gone.
+    pub(super) fn ended(&self) -> io::Error {
+        match self.tls.as_ref().and_then(|tls| tls.why()) {
+            Some(why) => io::Error::other(format!("TLS: {why}")),
+            None => io::ErrorKind::ConnectionAborted.into(),
+        }
     }
 
     pub(super) fn receive(&mut self, vector: &mut [IoSliceMut<'_>]) -> Moved {

@@ -9,9 +9,9 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 
 use super::socket::{Moved, Raw};
 use crate::Error;
@@ -110,27 +110,72 @@ fn certificates(pem: Pem<'_>, wanted: &str) -> Result<Vec<CertificateDer<'static
     )))
 }
 
-/// One client's TLS session.
+/// The authorities that a client of a far end trusts, its own certificate, and the name in the far end's.
+#[derive(Clone, Debug)]
+pub(super) struct TlsClient {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+impl TlsClient {
+    /// From texts in PEM: the authorities, and the client's chain and key if it has them.
+    pub(super) fn new(authorities: Pem<'_>, own: Option<(Pem<'_>, Pem<'_>)>, name: &str) -> Result<Self, Error> {
+        let refused = |from: &str, why: String| Error::Request(format!("{from}: {why}: name the files of this client"));
+        let mut roots = RootCertStore::empty();
+        for authority in certificates(authorities, "the authorities that sign the far end's certificate")? {
+            roots.add(authority).map_err(|error| refused(authorities.from, error.to_string()))?;
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| refused(authorities.from, error.to_string()))?;
+        let builder = builder.with_root_certificates(roots);
+        let config = match own {
+            None => builder.with_no_client_auth(),
+            Some((chain, key)) => {
+                let private = PrivateKeyDer::from_pem_slice(key.text);
+                let private = private.map_err(|error| refused(key.from, format!("no private key in PEM ({error})")))?;
+                let chain_of_client = certificates(chain, "this client's certificate")?;
+                let config = builder.with_client_auth_cert(chain_of_client, private);
+                config.map_err(|error| refused(chain.from, error.to_string()))?
+            }
+        };
+        let name = ServerName::try_from(name.to_owned()).map_err(|error| refused(name, error.to_string()))?;
+        Ok(Self { config: Arc::new(config), name })
+    }
+}
+
+/// One client's TLS session, or the session with a far end.
 #[derive(Debug)]
 pub(super) struct TlsSession {
-    session: ServerConnection,
+    session: Connection,
     /// Decrypted bytes that were not handed out yet.
     pending: usize,
     is_broken: bool,
-    /// Why it is broken.
-    failure: Option<String>,
+    /// What broke it.
+    why: Option<rustls::Error>,
 }
 
 impl TlsSession {
     /// A session before the client's first byte; `None` if there is no memory for one.
     pub(super) fn new(server: &TlsServer) -> Option<Self> {
-        let mut session = ServerConnection::new(server.config()).ok()?;
-        session.set_buffer_limit(Some(AHEAD));
-        Some(Self { session, pending: 0, is_broken: false, failure: None })
+        let session = ServerConnection::new(server.config()).ok()?;
+        Some(Self::of(Connection::Server(session)))
     }
 
-    pub(super) fn failure(&self) -> Option<String> {
-        self.failure.clone()
+    /// A session with a far end, before this side's first byte.
+    pub(super) fn to_far(client: &TlsClient) -> Result<Self, rustls::Error> {
+        let session = ClientConnection::new(Arc::clone(&client.config), client.name.clone())?;
+        Ok(Self::of(Connection::Client(session)))
+    }
+
+    fn of(mut session: Connection) -> Self {
+        session.set_buffer_limit(Some(AHEAD));
+        Self { session, pending: 0, is_broken: false, why: None }
+    }
+
+    /// What broke the session, if it is broken.
+    pub(super) fn why(&self) -> Option<&rustls::Error> {
+        self.why.as_ref()
     }
 
     pub(super) fn pending(&self) -> usize {
@@ -159,10 +204,7 @@ impl TlsSession {
             }
             match self.session.process_new_packets() {
                 Ok(state) => self.pending = state.plaintext_bytes_to_read(),
-                Err(error) => {
-                    self.is_broken = true;
-                    self.failure.get_or_insert_with(|| error.to_string());
-                }
+                Err(error) => (self.is_broken, self.why) = (true, Some(error)),
             }
             // Sends an answer of the handshake, or the alert. The rest is sent when the socket takes it.
             if self.flush(raw) == Moved::Ended {

@@ -1,6 +1,7 @@
 //! Helpers of the tests: a folder, and running `cryptsetup` and `qemu-img` in it.
 pub(crate) mod certificates;
 pub(crate) mod disk;
+pub(crate) mod far_end;
 #[path = "../../../../tests/patience.rs"]
 mod patience;
 pub(crate) mod served;
