@@ -61,7 +61,7 @@ impl Backup {
         let mut bytes = vec![0; len as usize];
         store.read_at(&mut bytes, 0).map_err(|error| Error::io("reading the header", error))?;
         if let Luks::V1(header) = &header {
-            // What the place had been used for before is nobody's header.
+            // As by `cryptsetup`: what lay there before the volume was made is left out.
             bytes[luks1::HEADER..header.first_area()].fill(0);
         }
         Ok(Self { header, bytes })

@@ -193,9 +193,9 @@ fn hostile_and_damaged_backups_are_refused() {
     assert_eq!(crypt(&bench, "header-restore @a @absent --force").unwrap_err().next_step(), Some("check the name"));
     // A hostile header has no backup: its unused keyslots are in the data, or far behind it.
     let mut bytes = fs::read(bench.path("b")).unwrap();
-    for (payload, place) in [(4096u32, 8192), (0, 1 << 30), (0, u32::MAX)] {
+    for (payload, place) in [(4096u32, 8192u32), (0, 1 << 30), (0, u32::MAX)] {
         bytes[104..108].copy_from_slice(&payload.to_be_bytes());
-        bytes[208 + 48 + 40..208 + 48 + 44].copy_from_slice(&(place as u32).to_be_bytes());
+        bytes[208 + 48 + 40..208 + 48 + 44].copy_from_slice(&place.to_be_bytes());
         write(&bench.path("b"), &bytes);
         let refused = crypt(&bench, "header-backup @b @new").unwrap_err();
         assert!(matches!(&refused, Error::Header(why) if why.contains("its keyslots end at")), "{place}: {refused}");

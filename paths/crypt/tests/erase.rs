@@ -1,6 +1,7 @@
 //! All keyslots are destroyed at once.
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 
 use crate::commands::{CHEAP, crypt, opening};
 use crate::common::*;
@@ -52,8 +53,31 @@ fn an_erased_volume_opens_with_no_passphrase() {
     }
 }
 
+/// The test runs itself in another process, which has no terminal.
 #[test]
-fn erase_asks_and_refuses_a_volume_in_use() {
+fn erase_without_a_terminal_and_without_force_is_refused() {
+    const FOLDER: &str = "PAGEMILL_CRYPT_TEST_ERASE_IN";
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        let refused = crypt(&Bench::in_folder(folder.as_ref()), "erase @a").unwrap_err();
+        return eprintln!("refused: {refused}");
+    }
+    let bench = Bench::with(&[]).unwrap();
+    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
+    let child = Command::new("setsid")
+        .arg("--wait")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "erase::erase_without_a_terminal_and_without_force_is_refused", "--nocapture"])
+        .env(FOLDER, bench.path(""))
+        .output()
+        .unwrap_or_else(|error| panic!("setsid, of Debian's package util-linux: {error}"));
+    let said = String::from_utf8_lossy(&child.stderr).into_owned();
+    assert!(child.status.success() && said.contains("no passphrase will open it"), "{said}");
+    assert!(said.contains("if you do, say --force"), "{said}");
+    crypt(&bench, "test-passphrase @a --key-file @pw").unwrap();
+}
+
+#[test]
+fn erase_refuses_a_volume_in_use() {
     let bench = Bench::with(&[]).unwrap();
     for (volume, header, format) in VOLUMES {
         crypt(&bench, &format!("format {volume} {format} --key-file @pw")).unwrap();

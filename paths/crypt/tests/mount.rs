@@ -113,7 +113,10 @@ fn zeroes_through_a_loop_device_are_zeroes_and_holes_are_refused() {
         assert_eq!(rustix::fs::fallocate(&file, mode, 0, 4096), Err(Errno::OPNOTSUPP));
     }
     drop(file);
-    let run = |program: &str, words: &[&str]| Command::new(program).args(words).output().unwrap();
+    let run = |program: &str, words: &[&str]| {
+        let done = Command::new(program).args(words).output();
+        done.unwrap_or_else(|error| panic!("{program}, of Debian's packages mount and util-linux: {error}"))
+    };
     let attached = run("losetup", &["--find", "--show", at.to_str().unwrap()]);
     let device = String::from_utf8(attached.stdout).unwrap().trim().to_owned();
     if attached.status.success() {

@@ -1,4 +1,4 @@
-//! A volume that a command has to itself, because it takes away what a server or a mount of it needs. It asks first.
+//! What commands have in common that destroy something a server or a mount needs: they claim the volume, and ask first.
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
