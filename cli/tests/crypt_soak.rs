@@ -378,7 +378,7 @@ fn a_server_lives_through_failures_and_loses_nothing() {
                 region.check(&mut stays, block, |known| known.flushed).unwrap();
             }
         }
-        let mut baseline = None;
+        let (mut baseline, mut half) = (None, 0);
         for round in 0..here {
             live(&folder, &disk, &server, &mut regions, &mut certificates, round, &is_cut);
             // Certificates change only for new clients.
@@ -393,8 +393,11 @@ fn a_server_lives_through_failures_and_loses_nothing() {
             // All memory for requests may be touched by and by.
             let most = kib_then + (MEMORY_MIB << 10) + 4096;
             assert!(kib <= most, "round {round}: {kib} KiB after {kib_then} KiB");
+            half = if round == here / 2 { kib } else { half };
             if rounds > 50 && round + 1 == here {
-                println!("life {life}, {end:?}: {kib_then} KiB after the first of {here} rounds, {kib} KiB at the end");
+                println!(
+                    "life {life}, {end:?}: {kib_then}, {half} and {kib} KiB at the beginning, half and end of {here} rounds"
+                );
             }
         }
         finish(end, server, stays, &disk, &mut regions, &certificates, &is_cut);
@@ -415,7 +418,7 @@ fn live(
     is_cut: &AtomicBool,
 ) {
     visits(regions, &server.socket, certificates, is_cut);
-    replace(folder, server, certificates, round % 2 == 0);
+    replace(folder, server, certificates, round.is_multiple_of(2));
     thread::scope(|scope| {
         let work = scope.spawn(|| visits(regions, &server.socket, certificates, is_cut));
         // Now and then, while they are at work.

@@ -17,7 +17,7 @@
 //!     └───────────────────┴────────────────────────────────┘
 //! ```
 //!
-//! Invariants: a session stores at most [`MAX_OPTION`] bytes of a client's (I1). A [`Request`] lies within its export
+//! Invariants: a session stores at most [`MAX_OPTION`] bytes of a client's, and the beginning of a name (I1). A [`Request`] lies within its export
 //! and is aligned to its block size, and reads and writes have at most [`MAX_PAYLOAD`] bytes (I2). Nothing that a
 //! client sends causes a panic, and a violation of the protocol ends only this connection ([`Event::Violation`]) (I3).
 //! A server does not feed more while a client does not receive its answers; that bounds them.
@@ -251,8 +251,7 @@ impl Session {
 
     /// The name of an export that is not there, if the client has asked for one since the last call: its first 256
     /// bytes, whatever they are.
-    #[must_use]
-    pub fn take_unknown(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn take_unknown(&mut self) -> Option<Vec<u8>> {
         self.unknown.take()
     }
 

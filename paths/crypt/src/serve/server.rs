@@ -221,6 +221,14 @@ impl Server {
     /// What appends the server's own figures to a text, as Prometheus reads them, as long as the server is there.
     ///
     /// Clients, requests, bytes and errors by kind, the time that requests took, and the state of each disk.
+    ///
+    /// ```
+    /// use pagemill_crypt::serve::Server;
+    /// use pagemill_watch::StatsServer;
+    /// fn show(server: &Server, stats: &StatsServer) {
+    ///     stats.show_text(server.figures());
+    /// }
+    /// ```
     pub fn figures(&self) -> impl Fn(&mut String) + Send + Sync + 'static {
         let shared = Arc::downgrade(&self.shared);
         move |text| {
