@@ -61,7 +61,7 @@ pub(super) struct ServeArgs {
     #[arg(long)]
     discard: bool,
 
-    /// Threads [default: one for each processor]
+    /// Threads [default: one for each processor, at least 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
@@ -183,6 +183,12 @@ fn show(at: SocketAddr, memory: &Memory) -> Result<StatsServer, Error> {
     Ok(stats)
 }
 
+/// A thread for each processor. Below four, clients that ask for much would often share one with a client that waits for
+/// little.
+fn one_a_processor() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).max(4)
+}
+
 fn name(text: &str) -> Result<String, String> {
     if text.len() > 4096 { Err("a name has at most 4096 bytes".to_owned()) } else { Ok(text.to_owned()) }
 }
@@ -227,7 +233,7 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
             block_size_agreed: args.block_size_agreed,
         },
         tls,
-        threads: args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from),
+        threads: args.threads.map_or_else(one_a_processor, usize::from),
         way: args.ways.io,
         max_connections: args.max_connections.into(),
         limits: args.limits(),

@@ -130,10 +130,12 @@ impl Server {
             let _ = shared.cached.set(cached::open(&shared, pages)?);
         }
         let mut server = Self { shared, hands, crew, max_connections, way: String::new() };
+        let processors = thread::available_parallelism().map_or(1, usize::from);
         for number in 0..threads.max(1) {
             let (engine, said) = server.engine(way)?;
             let is_plain = matches!(engine, Engine::Plain);
-            let engine = if is_plain && threads > 1 { Engine::Helped(server.crew.help()?) } else { engine };
+            let engine =
+                if is_plain && threads.min(processors) > 1 { Engine::Helped(server.crew.help()?) } else { engine };
             server.way = said;
             let (inbox, letters) = channel();
             let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -143,8 +145,8 @@ impl Server {
             let thread = thread::Builder::new().name(format!("crypt-{number}"));
             let thread = thread.spawn(move || work(worker, &their_wake, &their_load))?;
             server.hands.push(Hand { inbox, wake, load, thread });
-            // With one thread there is no crew.
-            if is_plain && number > 0 {
+            // With one thread there is no crew. More threads than processors keep clients apart, and help nobody.
+            if is_plain && (1..processors).contains(&number) {
                 server.crew.join(&server.shared)?;
             }
         }
@@ -161,12 +163,8 @@ impl Server {
         if way == Way::Auto && !path.disk.is_asynchronous() {
             return plain(": its file system, in memory, has no way to be asked and to answer later".to_owned());
         }
-        let arenas: Vec<_> = path.memory.allocator().arenas().into_iter().map(|arena| arena.range).collect();
-        match Ring::new(&arenas) {
-            Ok(ring) => {
-                let memory = if ring.is_registered() { "registered memory" } else { "memory as it is" };
-                Ok((Engine::Ring(Box::new(ring)), format!("by io_uring, {memory}")))
-            }
+        match Ring::new() {
+            Ok(ring) => Ok((Engine::Ring(Box::new(ring)), "by io_uring".to_owned())),
             Err(error) if way == Way::Auto => plain(format!(": the system refuses io_uring ({error})")),
             Err(error) => Err(error),
         }
