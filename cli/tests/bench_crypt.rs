@@ -58,7 +58,7 @@ fn the_data_path_and_the_server_have_figures_beside_the_installed_peers() {
         assert!(text.contains("absent: all over NBD"), "{text}");
         return;
     }
-    let mut expected = BTreeSet::from(["pagemill-bulk".to_owned()]);
+    let mut expected = BTreeSet::from(["pagemill-bulk", "pagemill-4096"].map(str::to_owned));
     for (name, program) in [("nbdkit-luks", "nbdkit"), ("nbdkit", "nbdkit"), ("qemu-nbd", "qemu-nbd")] {
         if text.contains(&format!("absent: {name}: ")) {
             // The filter is a package of its own, and --quick leaves out the slowest peer.
@@ -67,7 +67,7 @@ fn the_data_path_and_the_server_have_figures_beside_the_installed_peers() {
             expected.insert(name.to_owned());
         }
     }
-    for what in ["write-16", "read-16", "random-read-32", "random-write-32"] {
+    for what in ["write-16", "read-16", "random-read-32", "random-write-32", "beside-writers"] {
         assert_eq!(names(&format!("crypt-nbd-{what}")), expected, "{what}");
     }
     assert_eq!(text.contains("NBD, 1 MiB write: speed / nbdkit-luks"), expected.contains("nbdkit-luks"), "{text}");
@@ -104,7 +104,7 @@ fn a_signal_ends_its_servers_and_removes_its_files() {
         place.is_some()
     });
     let place = place.unwrap();
-    assert_eq!(processes_with("serve", Some(child.id())).len(), 1, "the server");
+    assert_eq!(processes_with("serve", Some(child.id())).len(), 2, "the servers");
     assert!(fs::exists(&place).unwrap());
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT).unwrap();
     let ended = child.wait_with_output().unwrap();

@@ -19,20 +19,23 @@ fn pagemill(folder: &Folder, words: &str) -> Outcome {
 
 /// A folder with a volume of [`BYTES`].
 fn folder() -> Folder {
-    folder_with("20M")
+    folder_with("20M", QUICK)
 }
 
-fn folder_with(size: &str) -> Folder {
+/// Options of `format` for a key that is made quickly.
+pub(crate) const QUICK: &str = "--kdf pbkdf2 --kdf-iterations 1000";
+
+pub(crate) fn folder_with(size: &str, kdf: &str) -> Folder {
     let folder = Folder::new();
     folder.file("key", &[7; 32]);
-    let format = format!("crypt format volume --size {size} --key-file key --kdf pbkdf2 --kdf-iterations 1000");
+    let format = format!("crypt format volume --size {size} --key-file key {kdf}");
     let made = pagemill(&folder, &format);
     assert_eq!(made.code, Some(0), "{}", made.stderr);
     folder
 }
 
 /// A process that ends with the test, whether or not the test succeeds.
-struct Serving(Child);
+pub(crate) struct Serving(pub(crate) Child);
 
 impl Drop for Serving {
     fn drop(&mut self) {
@@ -54,7 +57,7 @@ impl Serving {
 }
 
 /// Starts a server, and waits until it serves.
-fn serve(folder: &Folder, more: &str) -> Serving {
+pub(crate) fn serve(folder: &Folder, more: &str) -> Serving {
     let mut child = Serving::start(folder, &format!("crypt serve volume --key-file key --unix socket {more}"));
     until("its socket", || {
         if let Some(status) = child.0.try_wait().unwrap() {
@@ -241,7 +244,7 @@ fn a_client_that_writes_at_sigterm_gets_an_error_on_its_connections() {
     if !has_nbdcopy() {
         return;
     }
-    let folder = folder_with("80M");
+    let folder = folder_with("80M", QUICK);
     let volume = File::open(folder.path("volume")).unwrap();
     let mut is_told = false;
     for round in 0..5 {

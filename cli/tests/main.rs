@@ -6,6 +6,7 @@ mod bench_rpc;
 mod copy;
 mod copy_faults;
 mod copy_refused;
+mod crypt_memory;
 mod crypt_mount;
 mod crypt_serve;
 mod crypt_service;

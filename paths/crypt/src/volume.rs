@@ -102,6 +102,27 @@ impl Volume {
         self.xts.encrypt(self.geometry.sectors(at, plain.len())?, plain, secret)
     }
 
+    /// Encrypts the sectors at byte `at` of the volume where they stand.
+    ///
+    /// # Errors
+    /// As for [`Volume::encrypt`].
+    ///
+    /// ```
+    /// # use pagemill_crypt::{SectorSize, Volume, plain::Plain};
+    /// let sector_size = SectorSize::SMALLEST;
+    /// let plain = Plain { key_bytes: 64, hash: None, offset: 0, skip: 0, size: None, sector_size, counts_sectors: false };
+    /// let volume = Volume::new(&plain.key(&[7; 64])?, plain.geometry(1 << 20)?)?;
+    /// let mut data = vec![1; 1024];
+    /// volume.encrypt_in_place(4096, &mut data)?;
+    /// assert_ne!(data, [1; 1024]);
+    /// volume.decrypt_in_place(4096, &mut data)?;
+    /// assert_eq!(data, [1; 1024]);
+    /// # Ok::<(), pagemill_crypt::Error>(())
+    /// ```
+    pub fn encrypt_in_place(&self, at: u64, data: &mut [u8]) -> Result<(), Error> {
+        self.xts.encrypt_in_place(self.geometry.sectors(at, data.len())?, data)
+    }
+
     /// Decrypts the sectors at byte `at` of the volume where they stand.
     ///
     /// # Errors

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::Cell;
 use crate::servers::{Child, Stop};
+use crate::{BESIDE_DEPTH, Cell};
 use pagemill_harness::rounds::Unavailable;
 use pagemill_harness::{Error, PAGE_BYTES};
 
@@ -20,6 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) ns_a_page: f64,
+    /// Of all clients.
     pub(crate) pages: f64,
     /// The median latency and the 99th percentile, in microseconds.
     pub(crate) latency_us: [f64; 2],
@@ -48,14 +49,19 @@ pub(crate) fn measure(
     // The output of an earlier run must not be taken for this one's.
     let _ = fs::remove_file(&output);
     let mut command = Command::new("fio");
-    command.args(["--name=bench", "--ioengine=nbd", "--thread", "--time_based", "--output-format=json"]);
-    command.arg(format!("--output={}", output.display()));
-    command.arg(format!("--uri=nbd+unix:///?socket={}", socket.display()));
-    let random = if cell.is_random { "rand" } else { "" };
-    command.arg(format!("--rw={random}{}", if cell.is_write { "write" } else { "read" }));
-    command.arg(format!("--bs={}", cell.pages * PAGE_BYTES));
-    command.arg(format!("--iodepth={}", cell.depth));
-    command.arg(format!("--runtime={}ms", time.as_millis()));
+    command.args(["--output-format=json", "--group_reporting", &format!("--output={}", output.display())]);
+    let mut job = |name: &str, is_random: bool, is_write: bool, pages: usize, depth: usize, clients: usize| {
+        command.args([&format!("--name={name}"), "--new_group", "--ioengine=nbd", "--thread", "--time_based"]);
+        command.arg(format!("--uri=nbd+unix:///?socket={}", socket.display()));
+        let random = if is_random { "rand" } else { "" };
+        command.arg(format!("--rw={random}{}", if is_write { "write" } else { "read" }));
+        command.args([format!("--bs={}", pages * PAGE_BYTES), format!("--iodepth={depth}")]);
+        command.args([format!("--numjobs={clients}"), format!("--runtime={}ms", time.as_millis())]);
+    };
+    job("bench", cell.is_random, cell.is_write, cell.pages, cell.depth, 1);
+    if cell.writers > 0 {
+        job("beside", false, true, (1 << 20) / PAGE_BYTES, BESIDE_DEPTH, cell.writers);
+    }
     command.current_dir(folder).stdout(Stdio::null());
     match File::create(&said) {
         Ok(file) => _ = command.stderr(file),
@@ -90,13 +96,18 @@ fn seen(text: &str, cell: &Cell) -> Option<Seen> {
     let latency_ns = |percent| done["clat_ns"]["percentile"][percent].as_f64();
     let latency_us = [latency_ns("50.000000")? / 1e3, latency_ns("99.000000")? / 1e3];
     let pages = operations * cell.pages as f64;
-    (ms > 0.0 && pages > 0.0).then(|| Seen { ns_a_page: ms * 1e6 / pages, pages, latency_us })
+    let beside = match cell.writers {
+        0 => 0.0,
+        _ => report["jobs"][1]["write"]["io_bytes"].as_f64()? / PAGE_BYTES as f64,
+    };
+    let is_seen = ms > 0.0 && pages > 0.0 && (cell.writers == 0 || beside > 0.0);
+    is_seen.then(|| Seen { ns_a_page: ms * 1e6 / pages, pages: pages + beside, latency_us })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CELLS;
+    use crate::{BESIDE, CELLS};
 
     #[test]
     fn a_missing_fio_and_a_missing_engine_have_different_reasons() {
@@ -121,5 +132,9 @@ mod tests {
         assert_eq!(seen(&report(0), &CELLS[2]), None, "nothing was read");
         assert_eq!(seen(&report(5), &CELLS[1]), None);
         assert_eq!(seen("fio: no such engine", &CELLS[1]), None);
+        assert_eq!(seen(&report(0), &BESIDE), None, "the reader read nothing, and nobody wrote beside it");
+        let read = r#"{"error":0,"read":{"runtime":100,"total_ios":100,"clat_ns":{"percentile":{"50.000000":1000,"99.000000":2000}}}}"#;
+        let both = format!(r#"{{"jobs":[{read},{{"error":0,"write":{{"io_bytes":409600}}}}]}}"#);
+        assert_eq!(seen(&both, &BESIDE), Some(Seen { ns_a_page: 1e6, pages: 200.0, latency_us: [1.0, 2.0] }));
     }
 }

@@ -7,7 +7,7 @@ use pagemill_harness::record::{Record, mib_per_s};
 use pagemill_harness::report::{align, plain, wrap};
 use pagemill_harness::stats::{Interval, short};
 
-use crate::{BULK, CELLS, Cell, LUKS, NO_ENCRYPTION, SINGLE};
+use crate::{BESIDE, BULK, CELLS, Cell, LARGE, LUKS, NO_ENCRYPTION, SINGLE};
 
 /// 4096-byte pages in a GiB.
 const PAGES_A_GIB: f64 = 262_144.0;
@@ -38,9 +38,11 @@ pub(crate) fn crypt(out: &mut dyn Write, records: &[Record], published: &Publish
     if !records.iter().any(|record| record.bench.starts_with("crypt-nbd")) {
         return Ok(());
     }
-    writeln!(out, "\nover NBD: fio on a unix socket, each server a process, image on tmpfs (LUKS1)")?;
+    writeln!(out, "\nover NBD: fio on a unix socket, each server a process, image on tmpfs")?;
     part(out, records, |cell| cell.served, &[("luks", LUKS), ("none", NO_ENCRYPTION)])?;
     let line = format!("/ luks, / none: speed against {LUKS}, and against {NO_ENCRYPTION}, which does not encrypt");
+    writeln!(out, "{}", wrap(&line))?;
+    let line = format!("all LUKS1, 512-byte sectors, but {LARGE}: LUKS2, 4096-byte sectors");
     writeln!(out, "{}", wrap(&line))?;
     writeln!(out, "\nof the same runs: latency of an operation, and the server's processor time")?;
     costs(out, records)
@@ -49,7 +51,7 @@ pub(crate) fn crypt(out: &mut dyn Write, records: &[Record], published: &Publish
 /// Over NBD: how long an operation takes, and what a GiB costs the server.
 fn costs(out: &mut dyn Write, records: &[Record]) -> io::Result<()> {
     let mut table = plain(&["", "impl", "p50 us", "p99 us", "CPU s/GiB"].map(str::to_owned));
-    for cell in CELLS {
+    for cell in CELLS.into_iter().chain([BESIDE]) {
         for (line, record) in records.iter().filter(|record| record.bench == cell.served).enumerate() {
             let figure = |figure: Option<f64>| figure.map_or("-".to_owned(), short);
             table.add_row([
@@ -75,7 +77,7 @@ fn part(
     let titles = ["", "impl", "median", "min", "max", "rounds"].map(str::to_owned);
     let ratios = against.map(|(short, _)| format!("/ {short}"));
     let mut table = plain(&[&titles[..], &ratios].concat());
-    for cell in CELLS {
+    for cell in CELLS.into_iter().chain([BESIDE]) {
         let present: Vec<&Record> = records.iter().filter(|record| record.bench == bench(&cell)).collect();
         for (line, record) in present.iter().enumerate() {
             let figure = |ns: f64| short(speed(&cell, ns));
@@ -106,6 +108,9 @@ fn brief(cell: &Cell) -> String {
 }
 
 fn brief_without_unit(cell: &Cell) -> String {
+    if cell.writers > 0 {
+        return format!("4 KiB read, {} writers", cell.writers);
+    }
     let what = if cell.is_write { "write" } else { "read" };
     format!("{} {what}, {}", if cell.pages == 1 { "4 KiB" } else { "1 MiB" }, cell.depth)
 }

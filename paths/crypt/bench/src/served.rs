@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::client::{Seen, lacking, measure};
 use crate::servers::{How, Make, Place, Server, Stop};
-use crate::{BULK, CELLS, Cell, Plan, failed};
+use crate::{BESIDE, BULK, CELLS, Cell, LARGE, Plan, failed};
 use pagemill_harness::record::Record;
 use pagemill_harness::rounds::{CellSamples, Sample};
 use pagemill_harness::rounds::{Kind, Unavailable};
@@ -19,7 +19,8 @@ pub(crate) const NO_ENCRYPTION: &str = "nbdkit";
 
 pub(crate) fn served(run: &mut Run<'_>, plan: &Plan) -> Result<Vec<Record>, Error> {
     let stop = Stop::watch().map_err(|error| failed("waiting for signals", error))?;
-    let mut makes = vec![Make { name: BULK, kind: Kind::Ours, how: How::Pagemill }];
+    let ours = |name, how| Make { name, kind: Kind::Ours, how };
+    let mut makes = vec![ours(BULK, How::Pagemill), ours(LARGE, How::PagemillLarge)];
     if run.is_compared {
         makes.push(Make { name: LUKS, kind: Kind::Peer, how: How::NbdkitLuks });
         match plan.is_deep {
@@ -93,7 +94,8 @@ impl Turns<'_, '_> {
 
     /// Measures every cell in every turn, so that what slows the machine for a while slows some rounds of all cells.
     fn all(mut self) -> Result<Vec<Record>, Error> {
-        let cells = self.plan.cells();
+        let mut cells = self.plan.cells();
+        cells.push(BESIDE);
         let mut samples: Vec<Vec<CellSamples>> = cells.iter().map(|cell| self.samples(cell)).collect();
         // The mean duration of a round of one server in the previous turn.
         let mut of_one = Duration::ZERO;

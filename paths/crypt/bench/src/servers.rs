@@ -122,17 +122,21 @@ impl Drop for Child {
     }
 }
 
-/// The folder, with a key and a volume to copy.
+/// The volumes, and how each is formatted.
+const VOLUMES: [(&str, &[&str]); 2] =
+    [("luks1", &["--type", "luks1"]), ("luks2", &["--type", "luks2", "--kdf", "pbkdf2", "--sector-size", "4096"])];
+
+/// The folder, with a key and volumes to copy.
 pub(crate) struct Place {
     folder: tempfile::TempDir,
     image: u64,
 }
 
 impl Place {
-    /// Makes a LUKS1 volume of `image` bytes, all of them written, and checks that there is room for `copies` copies.
+    /// Makes a LUKS1 volume of `image` bytes, all of them written, and a LUKS2 volume, and checks that there is room for `copies` copies.
     pub(crate) fn new(program: &Path, image: u64, copies: u64) -> Result<Place, Unavailable> {
         let refused = |error: io::Error| Unavailable(format!("{IN_MEMORY}: {error}"));
-        let needed = (copies + 1) * image;
+        let needed = (copies + 2) * image;
         let space = rustix::fs::statvfs(IN_MEMORY).map_err(|error| refused(error.into()))?;
         let there =
             pagemill_harness::machine::available_bytes().unwrap_or(u64::MAX).min(space.f_bavail * space.f_frsize);
@@ -142,21 +146,23 @@ impl Place {
         }
         let folder = tempfile::Builder::new().prefix("pagemill-bench-").tempdir_in(IN_MEMORY).map_err(refused)?;
         let place = Place { folder, image };
-        place.fill().map_err(refused)?;
-        let mut format = Command::new(program);
-        format.args(["crypt", "format", "--type", "luks1", "--kdf-iterations", "1000", "--force", "--key-file"]);
-        let format = format.arg(place.path("key")).arg(place.path("volume")).stdin(Stdio::null()).output();
-        let format = format.map_err(|error| Unavailable(format!("{}: {error}", program.display())))?;
-        if !format.status.success() {
-            let said = String::from_utf8_lossy(&format.stderr).trim().to_owned();
-            return Err(Unavailable(format!("crypt format: {}: {said}", format.status)));
+        fs::write(place.path("key"), b"what a benchmark keeps is no secret").map_err(refused)?;
+        for (name, how) in VOLUMES {
+            place.fill(name).map_err(refused)?;
+            let mut format = Command::new(program);
+            format.args(["crypt", "format", "--kdf-iterations", "1000", "--force"]).args(how).arg("--key-file");
+            let format = format.arg(place.path("key")).arg(place.path(name)).stdin(Stdio::null()).output();
+            let format = format.map_err(|error| Unavailable(format!("{}: {error}", program.display())))?;
+            if !format.status.success() {
+                let said = String::from_utf8_lossy(&format.stderr).trim().to_owned();
+                return Err(Unavailable(format!("crypt format: {}: {said}", format.status)));
+            }
         }
         Ok(place)
     }
 
-    fn fill(&self) -> io::Result<()> {
-        fs::write(self.path("key"), b"what a benchmark keeps is no secret")?;
-        let mut volume = File::create(self.path("volume"))?;
+    fn fill(&self, name: &str) -> io::Result<()> {
+        let mut volume = File::create(self.path(name))?;
         let mut noise = vec![0; 1 << 20];
         fastrand::Rng::with_seed(self.image).fill(&mut noise);
         (0..self.image >> 20).try_for_each(|_| io::Write::write_all(&mut volume, &noise))
@@ -183,6 +189,8 @@ pub(crate) struct Make {
 pub(crate) enum How {
     /// `pagemill crypt serve`.
     Pagemill,
+    /// The same with LUKS2 and 4096-byte sectors.
+    PagemillLarge,
     NbdkitLuks,
     QemuNbd,
     Nbdkit,
@@ -203,7 +211,8 @@ impl Server {
         stop: &Stop,
     ) -> Result<Result<Server, Unavailable>, Error> {
         let [socket, image, said] = ["sock", "img", "err"].map(|end| place.path(&format!("{}.{end}", make.name)));
-        let prepared = fs::copy(place.path("volume"), &image).and_then(|_| File::create(&said));
+        let volume = if make.how == How::PagemillLarge { "luks2" } else { "luks1" };
+        let prepared = fs::copy(place.path(volume), &image).and_then(|_| File::create(&said));
         let said_file = match prepared {
             Ok(file) => file,
             Err(error) => return Ok(Err(Unavailable(format!("its image in memory: {error}")))),
@@ -244,7 +253,7 @@ fn command(how: How, program: &Path, socket: &Path, image: &Path, key: &Path) ->
     };
     let mut command;
     match how {
-        How::Pagemill => {
+        How::Pagemill | How::PagemillLarge => {
             command = Command::new(program);
             command.args(["crypt", "serve", "--key-file"]).arg(key).arg("--unix").arg(socket).arg(image);
         }

@@ -86,7 +86,7 @@ pub(super) struct ServeArgs {
     #[arg(long)]
     discard: bool,
 
-    /// Threads [default: one for each processor]
+    /// Threads [default: one for each processor, at least 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
@@ -230,6 +230,12 @@ fn show(at: SocketAddr, memory: &Memory) -> Result<StatsServer, Error> {
     Ok(stats)
 }
 
+/// A thread for each processor, and at least four: with fewer, clients that ask for much would often share one with a client that waits for
+/// little.
+fn usual_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).max(4)
+}
+
 impl ServeArgs {
     /// Refuses an address at which others could read along.
     fn check_plaintext(&self, address: SocketAddr) -> Result<(), Error> {
@@ -297,7 +303,7 @@ fn serve(args: &ServeArgs, passed: Vec<Passed>) -> Result<Said, Error> {
             block_size_agreed: args.block_size_agreed,
         },
         tls: tls.clone(),
-        threads: args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from),
+        threads: args.threads.map_or_else(usual_threads, usize::from),
         way: args.ways.io,
         max_connections: args.max_connections.into(),
         limits: args.limits(),

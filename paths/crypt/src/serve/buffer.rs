@@ -2,12 +2,16 @@
 //!
 //! Both are seen as runs of contiguous bytes, so that the cipher and the system are called once for each run. All runs
 //! but the last have a multiple of a page's size, so no sector crosses from one run into the next.
+//!
+//! Invariant: a client's bytes are zeroed before their memory goes back to anybody (B1). A buffer counts the bytes at its
+//! start that are zeroed or encrypted already, so that each byte is zeroed once, when it was just used.
 use std::alloc::{self, Layout};
 use std::io::{IoSlice, IoSliceMut};
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::{self, NonNull};
 
 use pagemill::{PAGE_SIZE, Page};
+use zeroize::Zeroize;
 
 /// The owner that a buffer goes back to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub struct Buffer {
     stretch: Option<Stretch>,
     runs: Vec<Run>,
     len: usize,
+    /// Bytes at its start that are no client's: zeroed, or encrypted.
+    clean: usize,
     pub(super) origin: Origin,
 }
 
@@ -42,7 +48,7 @@ impl Buffer {
     /// The first `len` bytes of `pages`, which are exactly as many as needed.
     pub(super) fn of_pages(pages: Vec<Option<Page>>, len: usize, origin: Origin) -> Self {
         assert_eq!(pages.iter().flatten().count(), len.div_ceil(PAGE_SIZE), "a buffer of {len} bytes");
-        let mut buffer = Self { pages, stretch: None, runs: Vec::new(), len: 0, origin };
+        let mut buffer = Self { pages, stretch: None, runs: Vec::new(), len: 0, clean: 0, origin };
         buffer.set_len(len);
         buffer
     }
@@ -56,30 +62,31 @@ impl Buffer {
         Self::of_pages(pages, len, Origin::Free)
     }
 
-    /// The pages of a buffer, to be freed by the caller.
+    /// The pages of a buffer, to be freed by the caller. Plain bytes in them are zeroed.
     #[must_use]
-    pub fn into_pages(self) -> Vec<Option<Page>> {
-        self.pages
+    pub fn into_pages(mut self) -> Vec<Option<Page>> {
+        self.wipe(self.len);
+        std::mem::take(&mut self.pages)
     }
 
     /// A stretch of the heap that begins on a page; `None` if there is no memory.
     pub(super) fn of_heap(len: usize, origin: Origin) -> Option<Self> {
         let stretch = Some(Stretch::new(len)?);
-        let mut buffer = Self { pages: Vec::new(), stretch, runs: Vec::new(), len: 0, origin };
+        let mut buffer = Self { pages: Vec::new(), stretch, runs: Vec::new(), len: 0, clean: 0, origin };
         buffer.set_len(len);
         Some(buffer)
     }
 
     /// An empty buffer.
     pub(super) fn none() -> Self {
-        Self { pages: Vec::new(), stretch: None, runs: Vec::new(), len: 0, origin: Origin::Free }
+        Self { pages: Vec::new(), stretch: None, runs: Vec::new(), len: 0, clean: 0, origin: Origin::Free }
     }
 
-    /// Resizes it to the first `len` bytes of its memory.
+    /// Resizes it to the first `len` bytes of its memory, none of which are a client's yet.
     pub(super) fn set_len(&mut self, len: usize) {
         let owned = self.stretch.as_ref().map_or(self.pages.len() * PAGE_SIZE, |stretch| stretch.len);
         assert!(len <= owned, "{len} bytes of a buffer of {owned}");
-        self.len = len;
+        (self.len, self.clean) = (len, 0);
         self.runs.clear();
         if let Some(stretch) = &self.stretch {
             self.runs.push(Run { addr: stretch.start.as_ptr().expose_provenance(), len });
@@ -143,6 +150,24 @@ impl Buffer {
         })
     }
 
+    /// Bytes at its start that are no client's.
+    pub(super) fn clean(&self) -> usize {
+        self.clean
+    }
+
+    /// The first `len` bytes are encrypted.
+    pub(super) fn note_encrypted(&mut self, len: usize) {
+        self.clean = len;
+    }
+
+    /// Zeroes the first `len` bytes, as far as that is not done.
+    pub(super) fn wipe(&mut self, len: usize) {
+        if self.clean < len {
+            self.range_mut(self.clean..len).for_each(|slice| slice.fill(0));
+            self.clean = len;
+        }
+    }
+
     /// Adds the bytes from `from` on to a vector for the system, until it has `entries` entries.
     pub(super) fn window<'b>(&'b self, from: usize, entries: usize, vector: &mut Vec<IoSlice<'b>>) {
         let room = entries.saturating_sub(vector.len());
@@ -176,9 +201,16 @@ impl Buffer {
     }
 }
 
-/// Memory of the heap that begins on a page.
+impl Drop for Buffer {
+    /// B1, however it ends.
+    fn drop(&mut self) {
+        self.wipe(self.len);
+    }
+}
+
+/// Zeroed memory of the heap, of whole pages that core dumps leave out. It is zeroed again when it is dropped.
 #[derive(Debug)]
-struct Stretch {
+pub(super) struct Stretch {
     start: NonNull<u8>,
     len: usize,
 }
@@ -187,23 +219,47 @@ struct Stretch {
 unsafe impl Send for Stretch {}
 
 impl Stretch {
-    fn new(len: usize) -> Option<Self> {
+    pub(super) fn new(len: usize) -> Option<Self> {
         let layout = Self::layout(len)?;
         // SAFETY: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
+        // SAFETY: the range was just allocated, and advice changes no byte of it.
+        unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_DONTDUMP) };
         Some(Self { start, len })
     }
 
     fn layout(len: usize) -> Option<Layout> {
-        Layout::from_size_align(len.max(1), PAGE_SIZE).ok()
+        Layout::from_size_align(len.max(1).checked_next_multiple_of(PAGE_SIZE)?, PAGE_SIZE).ok()
+    }
+}
+
+impl Deref for Stretch {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: initialised bytes of its own, borrowed.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Stretch {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
 impl Drop for Stretch {
     fn drop(&mut self) {
         let Some(layout) = Self::layout(self.len) else { unreachable!("it was made with this layout") };
+        // Not by `fill`, which the compiler may leave out: it knows that the memory ends here.
+        self.zeroize();
         // SAFETY: it came from `alloc_zeroed` with this layout, and nobody has it any more.
-        unsafe { alloc::dealloc(self.start.as_ptr(), layout) };
+        unsafe {
+            // The heap may use the pages again, so core dumps include them.
+            libc::madvise(self.start.as_ptr().cast(), layout.size(), libc::MADV_DODUMP);
+            alloc::dealloc(self.start.as_ptr(), layout);
+        }
     }
 }
 
@@ -246,6 +302,22 @@ mod tests {
             assert_eq!(vector.len(), 1);
             buffer.set_len(512);
             assert!(buffer.slices().flatten().eq(&bytes[..512]));
+        }
+    }
+
+    #[test]
+    fn plain_bytes_are_zeroed_once_and_encrypted_bytes_stay() {
+        for mut buffer in buffers(9000) {
+            buffer.copy_in(0, &[7; 9000]);
+            buffer.note_encrypted(4096);
+            buffer.wipe(5000);
+            let expected = |at: usize| if (4096..5000).contains(&at) { 0 } else { 7 };
+            assert!(buffer.slices().flatten().enumerate().all(|(at, &byte)| byte == expected(at)));
+            buffer.wipe(4000);
+            assert_eq!(buffer.clean(), 5000);
+            for (at, page) in buffer.into_pages().iter().flatten().enumerate() {
+                assert!(page.iter().all(|&byte| byte == if at == 0 { 7 } else { 0 }), "page {at}");
+            }
         }
     }
 

@@ -20,6 +20,7 @@ use pagemill::{Backing, CachedFile, PAGE_SIZE, PageCache, PageCount};
 use super::buffer::Buffer;
 use super::path::DataPath;
 use super::{Shared, disk};
+use crate::secret::scrub_blocks;
 
 /// The volume of this number, as the cache reads it.
 struct Plain(Weak<Shared>, usize);
@@ -84,6 +85,7 @@ impl Backing for Plain {
                 path.volume.decrypt_in_place(at, slice).map_err(io::Error::other)?;
                 at += slice.len() as u64;
             }
+            scrub_blocks();
             Ok(len)
         })
     }

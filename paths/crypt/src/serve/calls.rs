@@ -7,6 +7,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
 
+use zeroize::Zeroizing;
+
 use super::buffer::Buffer;
 use super::disk::{Op, Todo, plain_step};
 use super::memory::Patience;
@@ -153,7 +155,7 @@ impl VolumeFile {
             return self.write_sectors(at, &plain[..plain.len() / size as usize * size as usize]);
         }
         let _alone = self.sectors.write().unwrap_or_else(PoisonError::into_inner);
-        let mut sector = vec![0; size as usize];
+        let mut sector = Zeroizing::new(vec![0; size as usize]);
         let old = self.read_sectors(&(first..first + size))?;
         old.copy_out(0, &mut sector);
         self.path.memory.give_back(old);

@@ -61,11 +61,17 @@ impl Memory {
     /// The default number of pages of the reserve: four such parts.
     pub const PROMISED: usize = 4 * Self::PART / PAGE_SIZE;
 
-    /// Over `allocator`, with a reserve of `promised` pages, and parts of at most `part` bytes.
+    /// Over `allocator`, whose memory core dumps leave out from now on, with a reserve of `promised` pages, and parts of at most `part` bytes.
     ///
     /// # Errors
     /// As [`Mempool::pages`].
     pub fn new(allocator: &Allocator, promised: usize, part: usize) -> Result<Self, Error> {
+        for arena in allocator.arenas() {
+            let start = std::ptr::with_exposed_provenance_mut(arena.range.start);
+            // SAFETY: the arena is mapped while its allocator is there, and advice changes no byte of it. Where the
+            // system refuses (memory of a device), it leaves the memory out of core dumps by itself.
+            unsafe { libc::madvise(start, arena.range.len(), libc::MADV_DONTDUMP) };
+        }
         let pool = Arc::new(Mempool::pages(allocator, promised)?);
         let part = part.min(promised * PAGE_SIZE) / PAGE_SIZE * PAGE_SIZE;
         Ok(Self { allocator: allocator.clone(), pool, part: part.max(PAGE_SIZE), counts: Arc::default() })
@@ -139,8 +145,9 @@ impl Memory {
         }
     }
 
-    /// Frees a buffer, all its pages with one call.
+    /// Frees a buffer, all its pages with one call. Plain bytes in it are zeroed.
     pub fn give_back(&self, mut buffer: Buffer) {
+        buffer.wipe(buffer.len());
         match buffer.origin {
             Origin::Pool => self.pool.free_bulk_raw(&mut buffer.pages),
             Origin::Free | Origin::Connection => free_pages_bulk(&mut buffer.pages),

@@ -95,8 +95,12 @@ impl Outbox {
     fn advance(&mut self, count: usize, memory: &Memory, own: &mut Option<Buffer>) {
         self.left -= count;
         self.sent += count;
-        while let Some(first) = self.pieces.front() {
+        while let Some(first) = self.pieces.front_mut() {
             let len = first.len();
+            if let Piece::Data(buffer) = first {
+                // The client has them; now they are in the processor's cache.
+                buffer.wipe(self.sent.min(len));
+            }
             if self.sent < len {
                 return;
             }
@@ -118,9 +122,12 @@ impl Outbox {
     }
 }
 
-fn give_back(buffer: Buffer, memory: &Memory, own: &mut Option<Buffer>) {
+fn give_back(mut buffer: Buffer, memory: &Memory, own: &mut Option<Buffer>) {
     match buffer.origin {
-        Origin::Connection => *own = Some(buffer),
+        Origin::Connection => {
+            buffer.wipe(buffer.len());
+            *own = Some(buffer);
+        }
         _ => memory.give_back(buffer),
     }
 }

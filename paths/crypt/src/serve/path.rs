@@ -1,8 +1,8 @@
 //! How bytes move between a client's pages and the disk, without sockets; it does what dm-crypt does.
 //!
-//! A write's plain bytes stay in their pages. The pages for the disk come from the pool, all pages of a part with one
-//! call. The sectors are encrypted from the former to the latter and written, and all pages are freed with one call. A
-//! read's bytes are decrypted in place.
+//! A short write is encrypted from the connection's bytes into pages of the pool, all pages of a part with one call, and
+//! written from there. A longer write is received into borrowed pages, encrypted in place as it comes, and written from
+//! those. A read's bytes are decrypted in place.
 //!
 //! A part has at most [`Memory::part`] bytes, a megabyte or the pool's reserve. Longer requests have several parts,
 //! each of which takes and frees its own pages, so that nobody needs more than the reserve at once (C5.3).
@@ -11,6 +11,7 @@ use std::ops::Range;
 use super::buffer::Buffer;
 use super::disk::Disk;
 use super::memory::{Memory, Patience};
+use crate::secret::scrub_blocks;
 use crate::{Error, Volume};
 
 /// An open volume, its disk, and the memory between the disk and clients.
@@ -79,21 +80,44 @@ impl DataPath {
         plain: impl Iterator<Item = &'a [u8]>,
         secret: &mut Buffer,
     ) -> Result<(), Error> {
-        let mut places = secret.slices_mut();
-        let mut place: &mut [u8] = &mut [];
-        for mut plain in plain {
-            while !plain.is_empty() {
-                if place.is_empty() {
-                    let Some(next) = places.next() else { unreachable!("more is encrypted than was asked for") };
-                    place = next;
+        let first = at;
+        {
+            let mut places = secret.slices_mut();
+            let mut place: &mut [u8] = &mut [];
+            for mut plain in plain {
+                while !plain.is_empty() {
+                    if place.is_empty() {
+                        let Some(next) = places.next() else { unreachable!("more is encrypted than was asked for") };
+                        place = next;
+                    }
+                    let len = plain.len().min(place.len());
+                    let (from, to) = (plain.split_at(len), std::mem::take(&mut place).split_at_mut(len));
+                    self.volume.encrypt(at, from.0, to.0)?;
+                    (plain, place) = (from.1, to.1);
+                    at += len as u64;
                 }
-                let len = plain.len().min(place.len());
-                let (from, to) = (plain.split_at(len), std::mem::take(&mut place).split_at_mut(len));
-                self.volume.encrypt(at, from.0, to.0)?;
-                (plain, place) = (from.1, to.1);
-                at += len as u64;
             }
         }
+        scrub_blocks();
+        secret.note_encrypted((at - first) as usize);
+        Ok(())
+    }
+
+    /// Encrypts the first `end` bytes of a buffer for `at` of the volume, where they stand, except those that are already
+    /// encrypted. Until the buffer is full, the bytes after the last whole sector wait.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for what is no whole number of sectors, and beyond the volume's end.
+    pub(super) fn encrypt_up_to(&self, at: u64, buffer: &mut Buffer, end: usize) -> Result<(), Error> {
+        let sector = self.volume.geometry().sector_size.bytes();
+        let range = buffer.clean()..if end < buffer.len() { end / sector * sector } else { end };
+        let mut from = at + range.start as u64;
+        for slice in buffer.range_mut(range.clone()) {
+            self.volume.encrypt_in_place(from, slice)?;
+            from += slice.len() as u64;
+        }
+        scrub_blocks();
+        buffer.note_encrypted(range.end);
         Ok(())
     }
 
@@ -104,6 +128,7 @@ impl DataPath {
             self.volume.decrypt_in_place(at, slice)?;
             at += slice.len() as u64;
         }
+        scrub_blocks();
         Ok(())
     }
 

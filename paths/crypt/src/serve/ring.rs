@@ -2,11 +2,12 @@
 //!
 //! Invariants: from `push` until its completion is taken, only the kernel touches a step's buffer and vector (R1). A
 //! ring that is dropped waits for its steps; if it can't, it leaks their buffers (R2). Syncs that wait for their turn
-//! share one call when it comes, and all get its result. The allocator's arenas are registered if the system allows it:
-//! then the kernel does not look up the pages of a step whose buffer is one run.
+//! share one call when it comes, and all get its result.
+//!
+//! The allocator's memory is not registered with the ring: that would keep all of it in memory for as long as the ring
+//! is there, used or not (ADR 21).
 use std::collections::VecDeque;
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -36,8 +37,6 @@ pub(super) struct Ring {
     pushed: usize,
     /// Becomes readable when a step is done, or when a sync's turn has come.
     event: Arc<OwnedFd>,
-    /// The registered arenas, in their order.
-    registered: Vec<Range<usize>>,
 }
 
 #[derive(Default)]
@@ -47,12 +46,12 @@ struct Slot {
     is_pushed: bool,
 }
 
-// SAFETY: the pointers in it lead to buffers and vectors that it owns, and to arenas, which all threads may use.
+// SAFETY: the pointers in it lead to buffers and vectors that it owns.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// A ring, if the system has one, with these arenas registered if it allows that.
-    pub(super) fn new(arenas: &[Range<usize>]) -> io::Result<Self> {
+    /// A ring, if the system has one.
+    pub(super) fn new() -> io::Result<Self> {
         let ring = IoUring::new(PLACES as u32)?;
         // SAFETY: a new descriptor, or -1.
         let event = match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
@@ -61,18 +60,8 @@ impl Ring {
             fd => Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }),
         };
         ring.submitter().register_eventfd(event.as_raw_fd())?;
-        let buffers: Vec<_> = arenas.iter().map(|arena| iovec(arena.start, arena.len())).collect();
-        // SAFETY: arenas stay mapped as long as their allocator is there, which outlives the server's threads; what the
-        // kernel writes to there it writes for steps alone.
-        let registered = unsafe { ring.submitter().register_buffers(&buffers) }.map(|()| arenas.to_vec());
-        let registered = registered.unwrap_or_default();
         let (slots, free, ready, syncs, along) = (Vec::new(), Vec::new(), VecDeque::new(), VecDeque::new(), Vec::new());
-        Ok(Self { ring, slots, free, ready, syncs, turn: None, along, pushed: 0, event, registered })
-    }
-
-    /// Whether the arenas are registered.
-    pub(super) fn is_registered(&self) -> bool {
-        !self.registered.is_empty()
+        Ok(Self { ring, slots, free, ready, syncs, turn: None, along, pushed: 0, event })
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -114,7 +103,7 @@ impl Ring {
         self.begin_syncs(disk);
         while self.pushed < PLACES {
             let Some(number) = self.ready.pop_front() else { return };
-            let entry = self.slots[number].entry(disk, &self.registered).user_data(number as u64);
+            let entry = self.slots[number].entry(disk).user_data(number as u64);
             self.slots[number].is_pushed = true;
             self.pushed += 1;
             // SAFETY: the buffer and the vector stay as they are until the completion is taken (R1); the disk's file
@@ -189,7 +178,7 @@ fn iovec(addr: usize, len: usize) -> libc::iovec {
 
 impl Slot {
     /// The submission entry for the rest of the step.
-    fn entry(&mut self, disk: &Disk, registered: &[Range<usize>]) -> Entry {
+    fn entry(&mut self, disk: &Disk) -> Entry {
         let Some(op) = &mut self.op else { unreachable!("an empty slot is pushed") };
         let file = types::Fd(disk.as_raw_fd());
         let at = op.at + op.done as u64;
@@ -203,17 +192,6 @@ impl Slot {
             Todo::Read | Todo::Write => {
                 let runs = op.buffer.runs_in(op.done..op.buffer.len()).take(ENTRIES);
                 self.vector.extend(runs.map(|run| iovec(run.addr, run.len)));
-            }
-        }
-        if let [only] = self.vector[..] {
-            let start = only.iov_base as usize;
-            let inside = |arena: &Range<usize>| arena.contains(&start) && start + only.iov_len <= arena.end;
-            let (base, len) = (only.iov_base.cast::<u8>(), only.iov_len as u32);
-            if let Some(index) = registered.iter().position(inside) {
-                return match op.todo {
-                    Todo::Read => opcode::ReadFixed::new(file, base, len, index as u16).offset(at).build(),
-                    _ => opcode::WriteFixed::new(file, base, len, index as u16).offset(at).build(),
-                };
             }
         }
         let (first, entries) = (self.vector.as_ptr(), self.vector.len() as u32);
@@ -273,7 +251,7 @@ mod tests {
     /// noted.
     #[test]
     fn a_sync_waits_until_the_previous_one_has_a_result() {
-        let (Ok(mut first), Ok(mut second)) = (Ring::new(&[]), Ring::new(&[])) else {
+        let (Ok(mut first), Ok(mut second)) = (Ring::new(), Ring::new()) else {
             println!("skipped: the system refuses io_uring");
             return;
         };

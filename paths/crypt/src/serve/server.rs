@@ -146,6 +146,7 @@ impl Server {
             cached::open(&shared, pages)?;
         }
         let mut server = Self { shared, hands, crew, max_connections, ways: Vec::new() };
+        let processors = thread::available_parallelism().map_or(1, usize::from);
         for number in 0..threads.max(1) {
             let (mut engines, mut is_plain) = (Vec::new(), false);
             server.ways.clear();
@@ -154,7 +155,7 @@ impl Server {
                 server.ways.push(said);
                 let is_this = matches!(engine, Engine::Plain);
                 is_plain |= is_this;
-                let helped = is_this && threads > 1;
+                let helped = is_this && threads.min(processors) > 1;
                 engines.push(if helped { Engine::Helped(server.crew.help(volume)?) } else { engine });
             }
             let (inbox, letters) = channel();
@@ -165,8 +166,8 @@ impl Server {
             let thread = thread::Builder::new().name(format!("crypt-{number}"));
             let thread = thread.spawn(move || work(worker, &their_wake, &their_load))?;
             server.hands.push(Hand { inbox, wake, load, thread });
-            // With one thread there is no crew.
-            if is_plain && number > 0 {
+            // With one thread there is no crew. More threads than processors keep clients apart, and help nobody.
+            if is_plain && (1..processors).contains(&number) {
                 server.crew.join(&server.shared)?;
             }
         }
@@ -190,12 +191,8 @@ impl Server {
         if way == Way::Auto && !path.disk.is_asynchronous() {
             return plain(": its file system, in memory, has no way to be asked and to answer later".to_owned());
         }
-        let arenas: Vec<_> = path.memory.allocator().arenas().into_iter().map(|arena| arena.range).collect();
-        match Ring::new(&arenas) {
-            Ok(ring) => {
-                let memory = if ring.is_registered() { "registered memory" } else { "memory as it is" };
-                Ok((Engine::Ring(Box::new(ring)), format!("by io_uring, {memory}")))
-            }
+        match Ring::new() {
+            Ok(ring) => Ok((Engine::Ring(Box::new(ring)), "by io_uring".to_owned())),
             Err(error) if way == Way::Auto => plain(format!(": the system refuses io_uring ({error})")),
             Err(error) => Err(error),
         }

@@ -26,6 +26,8 @@ const TICK: Duration = Duration::from_millis(250);
 /// How often finished steps are taken before sockets are served again. A disk that answers at once, such as a file in
 /// memory, would otherwise let clients that ask all the time keep the worker to themselves.
 const ROUNDS: usize = 8;
+/// After so long without work, the free memory of requests goes back to the system. Without a client it goes at once.
+const QUIET: Duration = Duration::from_secs(10);
 const WAKE: u64 = u64::MAX;
 const RING: u64 = u64::MAX - 1;
 
@@ -57,6 +59,8 @@ pub(super) struct Worker {
     line: VecDeque<usize>,
     /// It has done a queued step of its own, and there may be others.
     has_more: bool,
+    /// When it last had work; `None` if no work came since memory went back.
+    worked_at: Option<Instant>,
     stop_at: Option<Instant>,
     counts: Arc<Counts>,
 }
@@ -78,7 +82,8 @@ impl Worker {
         }
         let (clients, ready, line) = (Vec::new(), VecDeque::new(), VecDeque::new());
         let counts = shared.figures.worker();
-        Ok(Self { shared, engines, epoll, inbox, clients, ready, line, has_more: false, stop_at: None, counts })
+        let (has_more, worked_at, stop_at) = (false, None, None);
+        Ok(Self { shared, engines, epoll, inbox, clients, ready, line, has_more, worked_at, stop_at, counts })
     }
 
     /// Serves until it is told to stop and all clients are gone.
@@ -89,6 +94,9 @@ impl Worker {
         while self.stop_at.is_none() || self.clients.iter().any(Option::is_some) {
             self.sleep(&mut events)?;
             let now = Instant::now();
+            if !events.is_empty() {
+                self.worked_at = Some(now);
+            }
             for event in events.drain(..) {
                 match event.data.u64() {
                     WAKE => self.read_inbox(wake, load, now),
@@ -286,6 +294,10 @@ impl Worker {
     }
 
     fn check(&mut self, now: Instant) {
+        let has_clients = self.clients.iter().any(Option::is_some);
+        if self.worked_at.take_if(|at| now - *at >= QUIET || !has_clients).is_some() {
+            self.shared.path().memory.allocator().give_back();
+        }
         let is_over = self.stop_at.is_some_and(|stop_at| now > stop_at);
         for number in 0..self.clients.len() {
             let Some(client) = &mut self.clients[number] else { continue };

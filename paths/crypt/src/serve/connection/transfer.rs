@@ -85,6 +85,7 @@ impl Connection {
                 self.outbox.data(op.buffer);
             }
             Err(fault) if is_first => {
+                op.buffer.wipe(op.buffer.len());
                 self.own = Some(op.buffer);
                 self.current = None;
                 self.tally.answered_slowly(&request, Some(fault));
@@ -118,24 +119,30 @@ impl Connection {
                 }
             }
             let at = request.at + done as u64;
-            let (count, secret) = if let Some(Part { buffer, got }) = &mut part {
-                let count = staged.min(buffer.len() - *got);
-                buffer.copy_in(*got, &self.stage[self.start..self.start + count]);
+            let (count, secret) = if let Some(Part { mut buffer, mut got }) = part.take() {
+                let count = staged.min(buffer.len() - got);
+                buffer.copy_in(got, &self.stage[self.start..self.start + count]);
                 self.start += count;
-                *got += count;
-                if *got < buffer.len() {
-                    self.current = Some(Current::Write { request, flight, done, part });
+                got += count;
+                // While it is in the processor's cache.
+                let encrypted = path.encrypt_up_to(at, &mut buffer, got);
+                if got < buffer.len() {
+                    self.current = Some(Current::Write { request, flight, done, part: Some(Part { buffer, got }) });
                     return Some(Blocked::Input);
                 }
-                (buffer.len(), encrypted(&mut self.stalled, context, at, buffer.len(), || buffer.slices()))
+                (buffer.len(), encrypted.map(|()| Some(buffer)).map_err(|_| Fault::Io))
             } else {
                 let count = if staged >= wanted { wanted } else { wanted.min(SHORT) };
                 if staged < count {
-                    self.current = Some(Current::Write { request, flight, done, part });
+                    self.current = Some(Current::Write { request, flight, done, part: None });
                     return Some(Blocked::Input);
                 }
                 let bytes = &self.stage[self.start..self.start + count];
-                (count, encrypted(&mut self.stalled, context, at, count, || std::iter::once(bytes)))
+                let secret = encrypted(&mut self.stalled, context, at, count, bytes);
+                if !matches!(secret, Ok(None)) {
+                    self.start += count;
+                }
+                (count, secret)
             };
             match secret {
                 Ok(Some(secret)) => {
@@ -143,14 +150,10 @@ impl Connection {
                     self.submit(Todo::Write, path.in_file(at), secret, flight, context);
                 }
                 Ok(None) => {
-                    self.current = Some(Current::Write { request, flight, done, part });
+                    self.current = Some(Current::Write { request, flight, done, part: None });
                     return Some(Blocked::Memory);
                 }
                 Err(fault) => self.flights.fail(flight, fault),
-            }
-            match part.take() {
-                Some(part) => path.memory.give_back(part.buffer),
-                None => self.start += count,
             }
             done += count;
         }
@@ -229,15 +232,15 @@ fn taken(
     Ok(taken)
 }
 
-fn encrypted<'a, P: Iterator<Item = &'a [u8]>>(
+fn encrypted(
     stalled: &mut Option<Instant>,
     context: &mut Context<'_>,
     at: u64,
     len: usize,
-    plain: impl Fn() -> P,
+    plain: &[u8],
 ) -> Result<Option<Buffer>, Fault> {
     let path = context.path;
-    taken(stalled, context, |patience| path.encrypted(at, len, plain(), patience))
+    taken(stalled, context, |patience| path.encrypted(at, len, std::iter::once(plain), patience))
 }
 
 /// The extents of a request's bytes in the file: data and holes. Holes do not read as zeroes, since they are decrypted.
