@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::Error;
 use crate::bus::Bus;
 use crate::identify::{ControllerInfo, NamespaceInfo, active, check_command_set};
+use crate::logs;
 use crate::memory::{Memory, Shared};
 use crate::pair::Pair;
 use crate::spec::{
@@ -228,6 +229,30 @@ impl Controller {
             Err(error) => return Err(error),
         }
         Ok(info)
+    }
+
+    /// The first `bytes` of a log of the whole controller, at most a page.
+    fn log(&mut self, id: u32, bytes: usize, what: &str) -> Result<[u8; PAGE], Error> {
+        self.page.clear();
+        let last = (bytes / 4 - 1) as u32;
+        let command = Command::new(admin::GET_LOG, u32::MAX).data(self.page.addr(), 0).word(10, last << 16 | id);
+        self.ask(command, || format!("reading {what}"))?;
+        Ok(self.page.page())
+    }
+
+    /// Its health log.
+    pub(crate) fn health_log(&mut self) -> Result<logs::Health, Error> {
+        Ok(logs::Health::read(&self.log(admin::LOG_HEALTH, 512, "its health log")?))
+    }
+
+    /// The latest entries of its error log, at most 64.
+    pub(crate) fn error_log(&mut self, most: u16) -> Result<Vec<logs::ErrorEntry>, Error> {
+        let count = usize::from(most).min(PAGE / logs::ERROR_BYTES);
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let page = self.log(admin::LOG_ERRORS, count * logs::ERROR_BYTES, "its error log")?;
+        Ok(logs::ErrorEntry::read(&page, count))
     }
 
     /// The first namespaces, up to 1024, which fit into a page.

@@ -30,6 +30,7 @@ use crate::dma::{Dma, Mapped};
 use crate::fake::Fake;
 use crate::identify::{ControllerInfo, NamespaceInfo};
 use crate::lane::Lane;
+use crate::logs;
 use crate::memory::{Buffer, Memory, Want};
 use crate::pair::Pair;
 use crate::pci::{Address, Function, System};
@@ -266,6 +267,26 @@ impl Drive {
     pub fn counts(&self) -> Counts {
         self.core.counts()
     }
+    /// How the drive is, by itself.
+    ///
+    /// # Errors
+    /// The controller refused, does not answer, or was stopped.
+    pub fn health(&self) -> Result<logs::Health, Error> {
+        let mut control = self.core.control();
+        self.core.is_open()?;
+        control.controller.health_log()
+    }
+
+    /// The latest errors of the drive, the newest first: at most `most`, 64, and as many as its log has.
+    ///
+    /// # Errors
+    /// As [`health`](Self::health).
+    pub fn errors(&self, most: u16) -> Result<Vec<logs::ErrorEntry>, Error> {
+        let mut control = self.core.control();
+        self.core.is_open()?;
+        control.controller.error_log(most.min(self.core.info.error_entries))
+    }
+
     /// The messages since the last call, a line each: what was tried again, aborted, reset. The oldest go if there are
     /// more than 256.
     #[must_use]
@@ -281,6 +302,17 @@ impl Drive {
     #[must_use]
     pub fn max_transfer(&self) -> usize {
         self.core.max_transfer()
+    }
+    /// The most blocks of one command that moves no data: zeros, or one range that is deallocated.
+    pub(crate) fn most_blocks(&self, op: Op) -> u64 {
+        let info = &self.core.info;
+        match op {
+            Op::WriteZeroes => self.core.max_zeroes(),
+            _ => {
+                let range = info.deallocate_range_blocks.map_or(u32::MAX.into(), u64::from);
+                range.min(info.deallocate_blocks.unwrap_or(u64::MAX))
+            }
+        }
     }
     pub(crate) fn pools(&self) -> String {
         self.core.memory().pools()

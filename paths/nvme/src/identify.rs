@@ -97,16 +97,16 @@ pub struct NamespaceInfo {
 }
 
 /// Fields of a page from a controller.
-struct Fields<'a>(&'a [u8; PAGE]);
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8; PAGE]);
 
 impl Fields<'_> {
-    fn u16(&self, at: usize) -> u16 {
+    pub(crate) fn u16(&self, at: usize) -> u16 {
         u16::from_le_bytes([self.0[at], self.0[at + 1]])
     }
-    fn u32(&self, at: usize) -> u32 {
+    pub(crate) fn u32(&self, at: usize) -> u32 {
         u32::from(self.u16(at)) | u32::from(self.u16(at + 2)) << 16
     }
-    fn u64(&self, at: usize) -> u64 {
+    pub(crate) fn u64(&self, at: usize) -> u64 {
         u64::from(self.u32(at)) | u64::from(self.u32(at + 4)) << 32
     }
     /// Text, padded with spaces. Characters other than printable ASCII are replaced.

@@ -79,6 +79,7 @@ impl Capabilities {
 pub(crate) mod admin {
     pub(crate) const DELETE_SQ: u8 = 0x00;
     pub(crate) const CREATE_SQ: u8 = 0x01;
+    pub(crate) const GET_LOG: u8 = 0x02;
     pub(crate) const DELETE_CQ: u8 = 0x04;
     pub(crate) const CREATE_CQ: u8 = 0x05;
     pub(crate) const IDENTIFY: u8 = 0x06;
@@ -94,6 +95,10 @@ pub(crate) mod admin {
     pub(crate) const CNS_DESCRIPTORS: u32 = 3;
     /// Identify: the controller's limits for the NVM command set.
     pub(crate) const CNS_LIMITS: u32 = 6;
+    /// Log: the latest errors.
+    pub(crate) const LOG_ERRORS: u32 = 1;
+    /// Log: its health.
+    pub(crate) const LOG_HEALTH: u32 = 2;
     /// The feature "number of queues".
     pub(crate) const QUEUES: u32 = 0x07;
 }

@@ -107,7 +107,7 @@ impl RangeArgs {
     }
 }
 
-fn whole(bytes: u64, block: u64, what: &str) -> Result<u64, Error> {
+pub(super) fn whole(bytes: u64, block: u64, what: &str) -> Result<u64, Error> {
     if bytes == 0 || !bytes.is_multiple_of(block) {
         return Err(Error::Request(format!("{what} {bytes}: the drive has blocks of {block} bytes")));
     }
