@@ -84,8 +84,7 @@ const WARNINGS: [Warning; 6] = [
     },
     Warning { what: "its persistent memory region fails", next: "copy what is there and replace the drive" },
 ];
-const OTHER: Warning =
-    Warning { what: "it warns of something that has no name here", next: "ask its maker" };
+const OTHER: Warning = Warning { what: "it warns of something that has no name here", next: "ask its maker" };
 
 impl Health {
     pub(crate) fn read(page: &[u8; PAGE]) -> Self {

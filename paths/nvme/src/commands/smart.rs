@@ -105,7 +105,7 @@ impl Report {
             let _ = writeln!(text, "{name:<14}{value}");
         }
         for Row { number, queue, message, lba, namespace, .. } in &self.errors {
-            let _ = writeln!(text, "error {number}, queue {queue}, namespace {namespace}, block {lba}:\n  {message}");
+            let _ = writeln!(text, "error {number}, queue {queue}:\n  namespace {namespace}, block {lba}\n  {message}");
         }
         text
     }
