@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::bus::Bus;
+use crate::doorbells::Doorbells;
 use crate::identify::{ControllerInfo, NamespaceInfo, active, check_command_set};
 use crate::logs;
 use crate::memory::{Memory, Shared};
@@ -33,6 +34,7 @@ const HIDDEN: Duration = Duration::from_secs(2);
 ///
 pub(crate) struct Controller {
     admin: Pair<Asked>,
+    doorbells: Doorbells,
     asked: u64,
     /// Aborts under way.
     aborts: u16,
@@ -91,7 +93,8 @@ impl Controller {
         let admin = Pair::new(memory, 0, depth)?;
         let page = Shared::new(memory, PAGE)?;
         let (asked, aborts, answered, may_be_running) = (0, 0, Vec::new(), false);
-        Ok(Self { admin, asked, aborts, answered, page, bus, cap, timeout, may_be_running })
+        let doorbells = Doorbells::registers(cap.stride());
+        Ok(Self { admin, doorbells, asked, aborts, answered, page, bus, cap, timeout, may_be_running })
     }
 
     /// The version of the specification that it reports.
@@ -190,11 +193,11 @@ impl Controller {
         }
         self.asked += 1;
         self.admin.push(command, Asked::Answer(self.asked));
-        self.admin.ring(&*self.bus, self.cap.stride());
+        self.admin.ring(&*self.bus, &self.doorbells);
         let begin = self.bus.now();
         let done = loop {
             let popped = self.admin.pop()?;
-            self.admin.thank(&*self.bus, self.cap.stride());
+            self.admin.thank(&*self.bus, &self.doorbells);
             match popped {
                 Some(done) => match done.what {
                     Asked::Answer(number) if number == self.asked => break done,
@@ -286,6 +289,13 @@ impl Controller {
         Ok((granted as u16).min((granted >> 16) as u16).saturating_add(1))
     }
 
+    /// Has it read the doorbells of queues that are made from now on from memory.
+    pub(crate) fn shadow(&mut self, (positions, events): (u64, u64)) -> Result<(), Error> {
+        let command = Command::new(admin::DOORBELL_BUFFER, 0).data(positions, events);
+        self.ask(command, || "moving its doorbells to memory".to_owned())?;
+        Ok(())
+    }
+
     /// Creates a pair of queues in the controller. With interrupts, completions raise number `vector`.
     pub(crate) fn create<T>(&mut self, queue: &Pair<T>, vector: Option<u16>) -> Result<(), Error> {
         let (id, last) = (u32::from(queue.id()), u32::from(queue.depth() - 1));
@@ -309,7 +319,7 @@ impl Controller {
         }
         let command = Command::new(admin::ABORT, 0).word(10, u32::from(id) << 16 | u32::from(queue));
         self.admin.push(command, Asked::Abort { queue, id, since: self.bus.now() });
-        self.admin.ring(&*self.bus, self.cap.stride());
+        self.admin.ring(&*self.bus, &self.doorbells);
         self.aborts += 1;
         true
     }
@@ -321,7 +331,7 @@ impl Controller {
             while let Some(done) = self.admin.pop()? {
                 self.note(&done.what);
             }
-            self.admin.thank(&*self.bus, self.cap.stride());
+            self.admin.thank(&*self.bus, &self.doorbells);
         }
         Ok(mem::take(&mut self.answered))
     }

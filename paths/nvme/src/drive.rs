@@ -27,6 +27,7 @@ use crate::Error;
 use crate::bus::Bus;
 use crate::controller::{Controller, Health};
 use crate::dma::{Dma, Mapped};
+use crate::doorbells::Doorbells;
 use crate::fake::Fake;
 use crate::identify::{ControllerInfo, NamespaceInfo};
 use crate::lane::Lane;
@@ -66,6 +67,8 @@ pub struct Settings {
     pub namespace: u32,
     /// No interrupts: a thread that waits looks for completions all the time.
     pub is_polled: bool,
+    /// Doorbells are in memory if the controller can read them there, as emulated ones do.
+    pub has_shadows: bool,
     /// The controller is reset after each so many finished requests, to test that nothing is lost.
     pub reset_every: Option<u64>,
 }
@@ -74,7 +77,7 @@ impl Default for Settings {
     /// A queue of 32 requests, 10 s, the namespace 1, interrupts.
     fn default() -> Self {
         let timeout = Duration::from_secs(10);
-        Self { queues: 1, depth: 32, timeout, namespace: 1, is_polled: false, reset_every: None }
+        Self { queues: 1, depth: 32, timeout, namespace: 1, is_polled: false, has_shadows: true, reset_every: None }
     }
 }
 
@@ -157,7 +160,7 @@ pub(crate) struct Core {
     failed: OnceLock<String>,
     said: Mutex<VecDeque<String>>,
     pub(crate) settings: Settings,
-    pub(crate) stride: usize,
+    pub(crate) doorbells: Doorbells,
     pub(crate) info: ControllerInfo,
     pub(crate) namespace: NamespaceInfo,
     pub(crate) bus: Arc<dyn Bus>,
@@ -208,8 +211,13 @@ impl Drive {
         }
         let pairs = (1..=settings.queues).map(|id| Pair::new(mapped.memory(), id, settings.depth + 1));
         let lanes = pairs.map(|pair| Ok(Mutex::new(Lane::new(pair?)))).collect::<Result<_, Error>>()?;
+        let stride = controller.stride();
+        let doorbells = match info.has_shadow_doorbells && settings.has_shadows {
+            true => Doorbells::shadowed(stride, mapped.memory())?,
+            false => Doorbells::registers(stride),
+        };
         let core = Core {
-            stride: controller.stride(),
+            doorbells,
             bus: Arc::clone(&controller.bus),
             control: Mutex::new(Control { controller, resets: 0, aborts: 0 }),
             lanes,
@@ -526,6 +534,9 @@ impl Core {
         if granted < wanted {
             return Err(Error::Request(format!("{wanted} queues: this controller grants {granted}")));
         }
+        if let Some(shadows) = self.doorbells.shadows() {
+            controller.shadow(shadows)?;
+        }
         for (at, lane) in lanes.iter().enumerate() {
             controller.create(&lane.pair, self.vector(at))?;
         }
@@ -723,6 +734,9 @@ impl Drop for Core {
         let mut wakers = Vec::new();
         self.all_lanes().iter_mut().for_each(|lane| lane.end(self, "it was closed", is_stopped, &mut wakers));
         wakers.into_iter().for_each(Waker::wake);
+        if !is_stopped {
+            self.doorbells.leak();
+        }
     }
 }
 

@@ -59,6 +59,8 @@ pub(crate) struct Behaviour {
     pub(crate) cap: u64,
     pub(crate) queues: u16,
     pub(crate) mdts: u8,
+    /// It reads doorbells from memory, while it is awake.
+    pub(crate) has_shadows: bool,
     /// How long a shutdown takes.
     pub(crate) shutdown: Duration,
     /// Changes the page of Identify.
@@ -82,6 +84,7 @@ impl Default for Behaviour {
             cap: 63 | 1 << 16 | 1 << 24 | 1 << 37,
             queues: 8,
             mdts: 9,
+            has_shadows: false,
             shutdown: Duration::ZERO,
             identify: Box::new(|_, _| {}),
         }
@@ -100,6 +103,8 @@ struct Pair {
     phase: bool,
     /// How far the driver has read completions.
     read: u16,
+    /// It looks for commands in shadows.
+    is_awake: bool,
 }
 
 pub(crate) struct State {
@@ -107,6 +112,10 @@ pub(crate) struct State {
     registers: BTreeMap<usize, u32>,
     pairs: BTreeMap<u16, Pair>,
     completion_queues: BTreeMap<u16, (u64, u16)>,
+    /// The addresses of shadows and EventIdx.
+    shadows: Option<(u64, u64)>,
+    /// Writes to doorbells of I/O queues.
+    pub(crate) rings: u64,
     /// Commands that were fetched and are not finished: the queue, the command, its number among I/O commands.
     pending: Vec<(u16, [u32; 16], u64)>,
     lost: Vec<(u16, [u32; 16])>,
@@ -167,6 +176,8 @@ impl Fake {
             registers: BTreeMap::new(),
             pairs: BTreeMap::new(),
             completion_queues: BTreeMap::new(),
+            shadows: None,
+            rings: 0,
             pending: Vec::new(),
             lost: Vec::new(),
             memory: Vec::new(),
@@ -234,6 +245,7 @@ impl State {
         self.shut_at = None;
         self.registers.insert(CSTS, 0);
         self.pairs.clear();
+        self.shadows = None;
         self.completion_queues.clear();
         self.pending.clear();
         self.lost.clear();
@@ -302,12 +314,18 @@ impl State {
         if value >= u32::from(pair.depth) {
             return self.complaints.push(format!("queue {id}: a doorbell of {value}"));
         }
+        self.rings += u64::from(id != 0);
         if is_completion {
             pair.read = value as u16;
             self.pairs.insert(id, pair);
             return;
         }
         pair.tail = value as u16;
+        pair.is_awake = true;
+        self.fetch(id, pair);
+    }
+
+    fn fetch(&mut self, id: u16, mut pair: Pair) {
         while pair.head != pair.tail {
             let mut bytes = [0; 64];
             self.read(pair.commands + 64 * u64::from(pair.head), &mut bytes);
@@ -328,9 +346,36 @@ impl State {
         self.pairs.insert(id, pair);
     }
 
+    /// Looks into the shadow of a queue, and sleeps when nothing is new: it first says from which position on it is to
+    /// be woken, and then looks once more.
+    fn look_at_shadow(&mut self, id: u16) {
+        let Some((shadows, events)) = self.shadows.filter(|_| id != 0) else { return };
+        let (mut pair, at) = (self.pairs[&id], 8 * u64::from(id));
+        let word = |state: &mut Self, at| {
+            let mut bytes = [0; 4];
+            state.read(shadows + at, &mut bytes);
+            u32::from_le_bytes(bytes)
+        };
+        // It needs the head of completions only when it has no room for one.
+        pair.read = word(self, at + 4) as u16;
+        if pair.is_awake {
+            let tail = word(self, at);
+            if tail >= u32::from(pair.depth) {
+                return self.complaints.push(format!("queue {id}: a shadow of {tail}"));
+            }
+            pair.is_awake = tail as u16 != pair.tail;
+            pair.tail = tail as u16;
+            self.write(events + at, &tail.to_le_bytes());
+        }
+        self.fetch(id, pair);
+    }
+
     /// Executes one of its commands at random. False if none completes.
     fn step(&mut self) -> bool {
         self.clock += Duration::from_millis(1);
+        for id in self.pairs.keys().copied().collect::<Vec<_>>() {
+            self.look_at_shadow(id);
+        }
         if self.pending.is_empty() || !self.is_ready() {
             return false;
         }
@@ -411,6 +456,7 @@ impl State {
                     admin::CNS_CONTROLLER => {
                         (page[77], page[512], page[513], page[525]) = (self.behaviour.mdts, 0x66, 0x44, 1);
                         page[4..8].copy_from_slice(b"fake");
+                        page[257] = self.behaviour.has_shadows.into();
                         (page[258], page[516], page[520]) = (ABORTS as u8 - 1, 1, 1 << 2 | 1 << 3);
                     }
                     // 1 MiB of zeros, 4 ranges of up to 1000 blocks, and 2000 in all.
@@ -441,6 +487,10 @@ impl State {
                     _ => return (0, 0x109),
                 }
                 self.write(data, &page[..bytes]);
+                (0, 0)
+            }
+            admin::DOORBELL_BUFFER => {
+                self.shadows = Some((data, u64::from(command[8]) | u64::from(command[9]) << 32));
                 (0, 0)
             }
             admin::SET_FEATURES => {

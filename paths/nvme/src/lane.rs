@@ -107,7 +107,7 @@ impl Lane {
         {
             self.launch(core, flight);
         }
-        self.pair.ring(&*core.bus, core.stride);
+        self.pair.ring(&*core.bus, &core.doorbells);
     }
 
     /// Takes what has come back, and says how many requests are finished. `wakers` are called without a lock.
@@ -131,7 +131,7 @@ impl Lane {
                 self.finish(core, flight, result, wakers);
             }
         }
-        self.pair.thank(&*core.bus, core.stride);
+        self.pair.thank(&*core.bus, &core.doorbells);
         Ok(landed)
     }
 

@@ -11,7 +11,8 @@
 //! 3. `transfer` and `bench` make requests, as programs do. A request's data is on the pages of one bulk call, anywhere
 //!    in memory (`memory`).
 //! 4. `queue` takes them from one thread, and `future` awaits them. A `lane` makes lists of their pages (`prp`) and
-//!    puts a command (`spec`) into its `pair` of queues (`order` knows the oldest command). It returns finished
+//!    puts a command (`spec`) into its `pair` of queues (`order` knows the oldest command, `doorbells` tell the
+//!    controller). It returns finished
 //!    requests with their `status`.
 //! 5. `drive` has all lanes: it aborts commands that take too long, and resets a controller that does not answer.
 //! 6. `controller` starts, queries and stops the controller. Memory that the controller knows is not freed while it
@@ -26,6 +27,7 @@ mod bus;
 pub mod commands;
 mod controller;
 mod dma;
+mod doorbells;
 mod drive;
 mod error;
 mod fake;

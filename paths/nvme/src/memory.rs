@@ -4,7 +4,7 @@
 //! bulk call, anywhere in memory. Lists come from two `DmaPool`s, in bulk if a command needs several. With too little
 //! memory a request becomes shorter, or waits until other requests have freed theirs.
 use std::mem;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use pagemill::{
     Allocator, Block, Bulk, Device, DeviceError, DeviceMap, DmaBlock, DmaPool, Exhausted, Gfp, Order, Page,
@@ -317,6 +317,12 @@ impl Shared {
         // SAFETY: inside of the block (`word`), which this owns or has leaked. The controller may write it at the same
         // time, so the access is volatile.
         u32::from_le(unsafe { self.word(at).read_volatile() })
+    }
+
+    /// A word that several threads use.
+    pub(crate) fn atomic(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: as in `read`; the word is aligned, and lives as long as this.
+        unsafe { AtomicU32::from_ptr(self.word(at)) }
     }
 
     pub(crate) fn write(&mut self, at: usize, value: u32) {

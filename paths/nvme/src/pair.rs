@@ -13,12 +13,14 @@
 //!
 //! The controller uses the memory of both until it is stopped, so the owner of a queue stops the controller before
 //! dropping the queue.
+use std::mem;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use crate::bus::{Bus, after_phase, before_doorbell};
+use crate::bus::{Bus, after_phase};
+use crate::doorbells::{Doorbells, Move};
 use crate::memory::{Memory, Shared};
 use crate::order::Order;
-use crate::spec::{COMMAND_BYTES, COMPLETION_BYTES, Command, DOORBELLS};
+use crate::spec::{COMMAND_BYTES, COMPLETION_BYTES, Command};
 use crate::{Error, Status};
 
 /// A finished command.
@@ -173,11 +175,11 @@ impl<T> Pair<T> {
     }
 
     /// Tells the controller about queued commands.
-    pub(crate) fn ring(&mut self, bus: &dyn Bus, stride: usize) {
+    pub(crate) fn ring(&mut self, bus: &dyn Bus, doorbells: &Doorbells) {
         if self.rung != self.tail {
-            self.rung = self.tail;
-            before_doorbell();
-            bus.write32(DOORBELLS + 2 * usize::from(self.id) * stride, u32::from(self.tail));
+            let old = mem::replace(&mut self.rung, self.tail);
+            let register = 2 * usize::from(self.id);
+            doorbells.ring(bus, Move { register, old, new: self.tail, depth: self.depth });
         }
     }
 
@@ -219,12 +221,14 @@ impl<T> Pair<T> {
     }
 
     /// Gives the entries of popped completions back to the controller.
-    pub(crate) fn thank(&mut self, bus: &dyn Bus, stride: usize) {
+    pub(crate) fn thank(&mut self, bus: &dyn Bus, doorbells: &Doorbells) {
         if self.untold > 0 {
-            self.untold = 0;
+            let untold = mem::take(&mut self.untold);
+            let old = (self.next + self.depth - untold % self.depth) % self.depth;
+            let register = 2 * usize::from(self.id) + 1;
             // The entries are read before they are given back.
             compiler_fence(Ordering::SeqCst);
-            bus.write32(DOORBELLS + (2 * usize::from(self.id) + 1) * stride, u32::from(self.next));
+            doorbells.ring(bus, Move { register, old, new: self.next, depth: self.depth });
         }
     }
 

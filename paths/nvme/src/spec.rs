@@ -85,6 +85,7 @@ pub(crate) mod admin {
     pub(crate) const IDENTIFY: u8 = 0x06;
     pub(crate) const ABORT: u8 = 0x08;
     pub(crate) const SET_FEATURES: u8 = 0x09;
+    pub(crate) const DOORBELL_BUFFER: u8 = 0x7c;
     /// Identify: a namespace.
     pub(crate) const CNS_NAMESPACE: u32 = 0;
     /// Identify: the controller.

@@ -48,6 +48,10 @@ pub(super) struct DriveArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     timeout: f64,
 
+    /// Doorbells by registers, also of a controller that reads them from memory
+    #[arg(long)]
+    no_shadows: bool,
+
     /// Reset the controller every N requests; none is lost
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     reset_every: Option<u64>,
@@ -67,6 +71,7 @@ impl DriveArgs {
             timeout: Duration::from_secs_f64(self.timeout),
             namespace: self.namespace,
             is_polled: self.poll,
+            has_shadows: !self.no_shadows,
             reset_every: self.reset_every,
         };
         let drive = Drive::open(&memory(self.memory)?, self.address, settings)?;

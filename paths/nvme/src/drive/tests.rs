@@ -123,6 +123,29 @@ fn written_blocks_are_read_back() {
     }
 }
 
+/// A driver that rang too seldom would leave commands to their time-outs. One of one queue of one command wraps around
+/// all the time.
+#[test]
+fn shadow_doorbells_lose_nothing_and_save_writes_to_registers() {
+    for (queues, depth) in [(1, 1), (1, 2), (1, 32), (4, 8), (8, 8)] {
+        let [shadowed, plain] = [true, false].map(|has_shadows| {
+            let behaviour = Behaviour { has_shadows, mdts: 4, ..Behaviour::default() };
+            let (fake, counts, _) = there_and_back(behaviour, PAGES, settings(queues, depth));
+            assert_eq!((counts.resets, counts.aborts, counts.retries), (0, 0, 0), "{queues} of {depth}");
+            let rings = fake.state().rings;
+            rings
+        });
+        assert!(shadowed < plain, "{queues} of {depth}: {shadowed} and {plain}");
+    }
+}
+
+#[test]
+fn shadow_doorbells_survive_resets() {
+    let behaviour = Behaviour { has_shadows: true, mdts: 6, ..Behaviour::default() };
+    let (_, counts, _) = there_and_back(behaviour, PAGES, Settings { reset_every: Some(7), ..settings(4, 8) });
+    assert!(counts.resets > 3 && counts.retries > 3, "{counts:?}");
+}
+
 /// Resets at intervals, with requests under way, which are all done again.
 #[test]
 fn no_request_is_lost_in_a_reset() {
