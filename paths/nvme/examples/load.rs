@@ -17,9 +17,10 @@ use pagemill_nvme::{Dma, Drive, Fake, Queue, Request, Settings};
 /// Random requests of 4 KiB, from several threads, each on its own queue.
 #[derive(Parser)]
 struct Args {
-    /// The drive's PCI address, or `fake` for one in memory
-    drive: String,
-    /// Threads, each with a queue
+    /// The drives' PCI addresses, or `fake` for one in memory
+    #[arg(required = true)]
+    drives: Vec<String>,
+    /// Threads of each drive, each with a queue
     #[arg(long, default_value_t = 2)]
     threads: u16,
     /// Requests under way in each queue
@@ -31,6 +32,9 @@ struct Args {
     /// Look for completions; no interrupts
     #[arg(long)]
     poll: bool,
+    /// Doorbells by registers, also of drives that read them from memory
+    #[arg(long)]
+    no_shadows: bool,
     /// Write instead of reading
     #[arg(long, requires = "overwrite")]
     writes: bool,
@@ -77,30 +81,46 @@ fn work(drive: &Drive, queue: &Queue, args: &Args, seed: u64) -> Result<Vec<u64>
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let dma = Dma::new(&Allocator::builder().memory(Memory::anonymous(8192).within_limit()).build()?);
-    let settings = Settings { queues: args.threads, depth: args.depth, is_polled: args.poll, ..Settings::default() };
-    let drive = match args.drive.as_str() {
-        "fake" => Drive::on_fake(&dma, &Fake::new(20_000), settings)?,
-        address => Drive::open(&dma, address.parse()?, settings)?,
+    let settings = Settings {
+        queues: args.threads,
+        depth: args.depth,
+        is_polled: args.poll,
+        has_shadows: !args.no_shadows,
+        ..Settings::default()
     };
+    // All drives over the same memory.
+    let open = |name: &String| -> Result<Drive, Box<dyn Error>> {
+        Ok(match name.as_str() {
+            "fake" => Drive::on_fake(&dma, &Fake::new(20_000), settings)?,
+            address => Drive::open(&dma, address.parse()?, settings)?,
+        })
+    };
+    let drives = args.drives.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let what = if args.writes { "writes" } else { "reads" };
-    println!("{}: random {what} of 4 KiB, {} threads, each with {} under way", args.drive, args.threads, args.depth);
+    let (names, threads, depth) = (args.drives.join(", "), args.threads, args.depth);
+    println!("{names}: random {what} of 4 KiB, {threads} threads a drive, each with {depth} under way");
     let begin = Instant::now();
     let results: Vec<_> = thread::scope(|scope| {
-        let start = |nth| {
-            let (drive, args, queue) = (&drive, &args, drive.queue());
-            scope.spawn(move || work(drive, &queue?, args, nth))
-        };
-        let threads: Vec<_> = (1..=u64::from(args.threads)).map(start).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
+        let mut running = Vec::new();
+        for nth in 0..drives.len() * usize::from(args.threads) {
+            let at = nth / usize::from(args.threads);
+            let (drive, args, queue) = (&drives[at], &args, drives[at].queue());
+            running.push((at, scope.spawn(move || work(drive, &queue?, args, nth as u64 + 1))));
+        }
+        running.into_iter().map(|(at, thread)| (at, thread.join().expect("no thread panics"))).collect()
     });
     let seconds = begin.elapsed().as_secs_f64();
     let mut all = Vec::new();
-    for (nth, took) in results.into_iter().enumerate() {
-        let took = took?;
-        println!("queue {}: {} requests, {:.0} IOPS", nth + 1, took.len(), took.len() as f64 / seconds);
+    for (nth, (at, took)) in results.into_iter().enumerate() {
+        let (took, name, queue) = (took?, &args.drives[at], nth % usize::from(args.threads) + 1);
+        println!("{name} queue {queue}: {} requests, {:.0} IOPS", took.len(), took.len() as f64 / seconds);
         all.extend(took);
     }
-    let counts = drive.shut_down()?;
+    let (mut aborts, mut resets) = (0, 0);
+    for drive in &drives {
+        let counts = drive.shut_down()?;
+        (aborts, resets) = (aborts + counts.aborts, resets + counts.resets);
+    }
     all.sort_unstable();
     let at = |percent: f64| {
         let nth = (all.len() as f64 * percent / 100.0).ceil() as usize;
@@ -109,6 +129,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("all: {} requests in {seconds:.2} s, {:.0} IOPS", all.len(), all.len() as f64 / seconds);
     let (half, ninety, most, longest) = (at(50.0), at(90.0), at(99.0), at(100.0));
     println!("us: half within {half:.1}, 90 % {ninety:.1}, 99 % {most:.1}, all {longest:.1}");
-    println!("{} aborts, {} resets", counts.aborts, counts.resets);
+    println!("{aborts} aborts, {resets} resets");
     Ok(())
 }

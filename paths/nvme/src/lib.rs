@@ -60,3 +60,8 @@ pub use pci::Address;
 pub use queue::Queue;
 pub use request::{BlockRange, Done, Op, Refused, Request};
 pub use status::Status;
+
+/// The guide's program runs as it stands.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/nvme.md")]
+struct Guide;

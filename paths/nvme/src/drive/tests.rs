@@ -132,8 +132,7 @@ fn shadow_doorbells_lose_nothing_and_save_writes_to_registers() {
             let behaviour = Behaviour { has_shadows, mdts: 4, ..Behaviour::default() };
             let (fake, counts, _) = there_and_back(behaviour, PAGES, settings(queues, depth));
             assert_eq!((counts.resets, counts.aborts, counts.retries), (0, 0, 0), "{queues} of {depth}");
-            let rings = fake.state().rings;
-            rings
+            fake.state().rings
         });
         assert!(shadowed < plain, "{queues} of {depth}: {shadowed} and {plain}");
     }
