@@ -179,7 +179,8 @@ impl Drive {
         let vectors = if settings.is_polled { 0 } else { settings.queues.saturating_add(1) };
         let bus = VfioDevice::open(mapped.container()?, &function, vectors)?;
         let controller = Controller::new(Arc::new(bus), mapped.memory(), settings.timeout)?;
-        Self::start(controller, mapped, settings)
+        // A clone: if this fails, the mapping outlives the controller.
+        Self::start(controller, Arc::clone(&mapped), settings)
     }
 
     /// A drive in this process's memory, for tests of programs.
@@ -189,7 +190,7 @@ impl Drive {
     pub fn on_fake(dma: &Dma, fake: &Fake, settings: Settings) -> Result<Self, Error> {
         let mapped = dma.attach_fake(fake)?;
         let controller = Controller::new(Arc::new(fake.clone()), mapped.memory(), settings.timeout)?;
-        Self::start(controller, mapped, settings)
+        Self::start(controller, Arc::clone(&mapped), settings)
     }
 
     /// Starts the controller and gives it its queues.

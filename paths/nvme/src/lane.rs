@@ -232,5 +232,6 @@ fn command(core: &Core, request: &Request, want: Want) -> Result<(Command, Held)
             command.data(prp.first, prp.second).word(10, request.ranges.len() as u32 - 1).word(11, 1 << 2)
         }
     };
-    Ok((if request.is_durable { command.or(12, FUA) } else { command }, held))
+    let is_durable = request.is_durable && matches!(request.op, Op::Write | Op::WriteZeroes);
+    Ok((if is_durable { command.or(12, FUA) } else { command }, held))
 }

@@ -101,7 +101,8 @@ impl Request {
     pub fn deallocate(ranges: Vec<BlockRange>) -> Self {
         Self { ranges, ..Self::new(Op::Deallocate, 0, None) }
     }
-    /// A write, or zeros, that comes back only once the data is on the medium (Force Unit Access).
+    /// A write, or zeros, that comes back only once the data is on the medium (Force Unit Access). Other requests stay as
+    /// they are.
     #[must_use]
     pub fn durable(mut self) -> Self {
         self.is_durable = true;

@@ -78,7 +78,10 @@ fn a_durable_write_has_the_bit_that_says_so() {
     let zeros = BlockRange { lba: 5, blocks: 3 };
     rig.queue.run(Request::write_zeroes(zeros).durable()).ok().unwrap();
     rig.queue.write(0, buffer).unwrap();
-    assert_eq!(fake.state().seen, [(op::WRITE, FUA | 1), (op::WRITE_ZEROES, FUA | 2), (op::WRITE, 1)]);
+    // A bit that is reserved there.
+    rig.queue.run(Request::flush().durable()).ok().unwrap();
+    let seen = [(op::WRITE, FUA | 1), (op::WRITE_ZEROES, FUA | 2), (op::WRITE, 1), (op::FLUSH, 0)];
+    assert_eq!(fake.state().seen, seen);
 }
 
 #[test]
