@@ -36,8 +36,14 @@ fn a_queue_can_be_sent_and_a_drive_shared() {
 /// Each thread writes its own blocks and reads them back, while the controller loses commands and is reset for it.
 #[test]
 fn threads_with_a_queue_each_lose_nothing_in_resets() {
+    for has_shadows in [false, true] {
+        threads(has_shadows);
+    }
+}
+
+fn threads(has_shadows: bool) {
     let fate = |nth| if nth % 151 == 50 { Fate::Lost } else { Fate::Done };
-    let behaviour = Behaviour { fate: Box::new(fate), ..Behaviour::default() };
+    let behaviour = Behaviour { fate: Box::new(fate), has_shadows, ..Behaviour::default() };
     let (fake, _dma, drive) = opened(behaviour, settings(4, 8));
     std::thread::scope(|scope| {
         for nth in 0..4u64 {
