@@ -110,6 +110,8 @@ until [ -n "$disk" ] && [ -b /dev/$disk ]; do
     disk=$(ls /sys/bus/pci/devices/$other/nvme/*/ | grep '^nvme[0-9]*n1$' || true)
 done
 /bin/cmp written /dev/$disk || fails 'the copy differs'
+# So that the kernel's first disk is the first drive again.
+pagemill nvme bind $other
 
 echo '== what is asked wrongly is told in words'
 said '8 blocks from 32766 on: namespace 1 has 32768' pagemill nvme read $drive --lba 32766 --blocks 8 --to none
