@@ -32,7 +32,8 @@ fn help_shows_every_command_and_fits_80_columns() {
     ]
     .map(|it| format!("crypt {it}"));
     let nfs = ["nfs serve".to_owned()];
-    let nvme = ["identify", "read", "write", "bench", "bind", "unbind"].map(|it| format!("nvme {it}"));
+    let nvme = ["identify", "read", "write", "zero", "discard", "smart", "bench", "bind", "unbind"]
+        .map(|it| format!("nvme {it}"));
     let xdp = ["forward", "drop", "echo", "generate"].map(|it| format!("xdp {it}"));
     for command in commands.map(str::to_owned).into_iter().chain(crypt).chain(nfs).chain(nvme).chain(xdp) {
         let help = pagemill(&command.split(' ').chain(["--help"]).collect::<Vec<_>>());

@@ -3,14 +3,17 @@
 # machine: -smp 2 -m 1024
 # machine: -device intel-iommu,intremap=on,caching-mode=on
 # machine: -device nvme,serial=pagemill,drive=data,max_ioqpairs=8,mdts=10 -device nvme,serial=slow,drive=slow
+# machine: -device nvme,serial=other,drive=other
 # kernel: intel_iommu=on
-# disks: data=16M slow=8M,throttling.iops-total=2
+# disks: data=16M slow=8M,throttling.iops-total=2 other=16M
 # modules: vfio-pci vfio_iommu_type1 nvme ext4 crc32c_generic
 # programs: cmp mkfs.ext4
+# examples: pagemill-nvme/load pagemill-nvme/mirror
 # crate: pagemill-cli
 set -u -o pipefail
 drive=0000:00:02.0
 slow=0000:00:03.0
+other=0000:00:04.0
 
 fails() { echo "vm: $*"; exit 1; }
 # said WORDS COMMAND…: it fails, and says these words.
@@ -76,6 +79,39 @@ for how in '--queues 1' '--queues 1 --poll' '--queues 4' '--queues 4 --poll'; do
     /bin/cmp written /dev/nvme0n1 || fails "written otherwise than meant: $how"
     ours
 done
+
+echo '== blocks without data, and the drive'\''s health'
+random written
+pagemill nvme write $drive --from written
+pagemill nvme zero $drive --lba 100 --blocks 3000
+dd if=/dev/zero of=written bs=512 seek=100 count=3000 conv=notrunc 2> /dev/null
+pagemill nvme discard $drive --lba 30720 --bytes 1M
+pagemill nvme smart $drive
+pagemill nvme smart $drive --json | grep -q '"warnings":\[\],"critical_warning":0,"temperature_c":50,' || fails 'its health differs'
+kernels
+# What is discarded may have any contents.
+dd if=/dev/nvme0n1 bs=512 count=30720 2> /dev/null > start
+dd if=written bs=512 count=30720 2> /dev/null | /bin/cmp - start || fails 'other blocks were zeroed or discarded'
+ours
+pagemill nvme write $drive --from written
+
+echo '== two drives, two threads each: a load, and a copy from the one to the other'
+pagemill nvme bind $other
+for how in '' '--no-shadows' '--poll' '--poll --no-shadows'; do
+    load $drive $other --seconds 2 $how | tee figures
+    [ "$(grep -c 'queue [12]: [1-9]' figures)" = 4 ] || fails "not all queues did something: $how"
+    grep -q '^0 aborts, 0 resets' figures || fails "something was late: $how"
+done
+mirror $drive $other
+pagemill nvme unbind $other
+disk=
+until [ -n "$disk" ] && [ -b /dev/$disk ]; do
+    sleep 0.1
+    disk=$(ls /sys/bus/pci/devices/$other/nvme/*/ | grep '^nvme[0-9]*n1$' || true)
+done
+/bin/cmp written /dev/$disk || fails 'the copy differs'
+# So that the kernel's first disk is the first drive again.
+pagemill nvme bind $other
 
 echo '== what is asked wrongly is told in words'
 said '8 blocks from 32766 on: namespace 1 has 32768' pagemill nvme read $drive --lba 32766 --blocks 8 --to none

@@ -100,7 +100,8 @@ fn run(
 
 /// Runs `cargo xtask vm`. True when nothing failed.
 pub(crate) fn vm(names: &[String]) -> Result<bool> {
-    let shell = Shell::new(false)?;
+    let mut shell = Shell::new(false)?;
+    shell.is_telling = true;
     let missing = tools::provide(&shell, &vm::needs(&shell, names)?, true)?;
     if let Some(need) = missing.first() {
         bail!("{} is missing", need.name());

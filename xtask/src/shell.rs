@@ -2,8 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +17,8 @@ use crate::watch::{self, End};
 
 /// The processor time that a command may use, unless it sets another limit.
 const LIMIT: Duration = Duration::from_secs(600);
+/// How often the output of a command is looked at while it runs.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The checkout, the places for logs and builds, and the options of this run.
 pub(crate) struct Shell {
@@ -32,6 +36,8 @@ pub(crate) struct Shell {
     pub(crate) filter: Option<String>,
     /// The tier is `quick`.
     pub(crate) is_quick: bool,
+    /// Tell how far virtual machines are, a line for each step of theirs.
+    pub(crate) is_telling: bool,
     /// Test each path, whatever changed.
     pub(crate) is_all: bool,
     /// Shows how far the steps are.
@@ -98,6 +104,7 @@ impl Shell {
             is_verbose,
             filter: None,
             is_quick: false,
+            is_telling: false,
             is_all: false,
             progress,
         })
@@ -106,6 +113,13 @@ impl Shell {
     /// Whether a test of this name is to run.
     pub(crate) fn is_wanted(&self, test: &str) -> bool {
         self.filter.as_ref().is_none_or(|filter| test.contains(filter))
+    }
+
+    /// Prints a line on how far a virtual machine is, if the user asked for it alone.
+    pub(crate) fn tell(&self, line: &str) {
+        if self.is_telling {
+            self.progress.say(line);
+        }
     }
 
     /// A directory for a build whose flags differ from those of the ordinary build, so that neither replaces the other's objects.
@@ -191,7 +205,12 @@ impl Cmd<'_> {
     }
 
     /// Runs it to its end. An error means that it could not be started.
-    pub(crate) fn run(mut self, log_name: &str) -> Result<Ran> {
+    pub(crate) fn run(self, log_name: &str) -> Result<Ran> {
+        self.run_telling(log_name, &[])
+    }
+
+    /// The same. Meanwhile it tells ([`Shell::tell`]) the lines of its output that begin with one of these.
+    pub(crate) fn run_telling(mut self, log_name: &str, beginnings: &[&str]) -> Result<Ran> {
         let log = self.shell.log(log_name);
         let file = File::create(&log).with_context(|| log.display().to_string())?;
         self.command.stdout(file.try_clone()?).stderr(file);
@@ -200,8 +219,23 @@ impl Cmd<'_> {
             let args: Vec<_> = self.command.get_args().map(OsStr::to_string_lossy).collect();
             println!("$ {program} {}", args.join(" "));
         }
-        let (end, _) =
-            watch::run(&mut self.command, self.limit, watch::IDLE).with_context(|| format!("running {program}"))?;
+        let shell = self.shell;
+        let (is_over, tail) = (AtomicBool::new(false), File::open(&log)?);
+        let ended = std::thread::scope(|scope| {
+            if !beginnings.is_empty() {
+                scope.spawn(|| {
+                    follow(tail, &is_over, |line| {
+                        if beginnings.iter().any(|begin| line.starts_with(begin)) {
+                            shell.tell(line);
+                        }
+                    })
+                });
+            }
+            let ended = watch::run(&mut self.command, self.limit, watch::IDLE);
+            is_over.store(true, Ordering::Relaxed);
+            ended
+        });
+        let (end, _) = ended.with_context(|| format!("running {program}"))?;
         let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
         if self.shell.is_verbose {
             print!("{text}");
@@ -210,7 +244,51 @@ impl Cmd<'_> {
     }
 }
 
+/// Reads what is added to a file, line by line, until it is over.
+fn follow(mut file: File, is_over: &AtomicBool, each: impl Fn(&str)) {
+    let mut rest = Vec::new();
+    loop {
+        // Looked at before the file, so that the last lines are not missed.
+        let is_last = is_over.load(Ordering::Relaxed);
+        // A log that can't be read is reported when the command has ended.
+        _ = file.read_to_end(&mut rest);
+        while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<_> = rest.drain(..=end).collect();
+            each(String::from_utf8_lossy(&line).trim_end());
+        }
+        if is_last {
+            return;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
 /// A path as a shell's word.
 pub(crate) fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn lines_that_are_added_to_a_file_are_followed_to_its_last() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (mut writer, is_over, lines) = (file.reopen().unwrap(), AtomicBool::new(false), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            let reader = file.reopen().unwrap();
+            scope.spawn(|| follow(reader, &is_over, |line| lines.lock().unwrap().push(line.to_owned())));
+            writer.write_all(b"one\r\ntw").unwrap();
+            while lines.lock().unwrap().is_empty() {
+                std::thread::yield_now();
+            }
+            writer.write_all(b"o\nthree\nno end").unwrap();
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(lines.into_inner().unwrap(), ["one", "two", "three"]);
+    }
 }

@@ -17,7 +17,10 @@
 //! - `# files: NAME …` files of `tests/vm/etc`, at `/etc/NAME`
 //! - `# host: KIND ARGS` as root, starts `pagemill KIND serve FOLDER ARGS` on this machine, which [`host`] controls, and gives the machine
 //!   a network
+//! - `# examples: PACKAGE/EXAMPLE …` examples of the workspace, at `/bin/EXAMPLE`
 //! - `# crate: PACKAGE` a program of the workspace, at `/bin/pagemill`
+//!
+//! `cargo xtask vm` tells a line for each `== STEP` that a script prints, and for each test.
 //!
 //! In the machine, `init` starts the script, which ends with 0 unless the script itself failed. The files of `tests/vm/bin`
 //! are commands there: `tests` runs tests, `check` runs anything else, and [`found`] reads their output.

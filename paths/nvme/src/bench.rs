@@ -7,9 +7,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::Error;
-use crate::bus::Bus;
-use crate::drive::{Counts, Drive, Op, Request};
+use crate::drive::{Counts, Drive, NAP};
 use crate::histogram::Histogram;
+use crate::queue::Queue;
+use crate::request::{Refused, Request};
 use crate::transfer::Random;
 
 /// The load to measure.
@@ -50,10 +51,11 @@ pub(crate) struct Figures {
 ///
 /// # Errors
 /// The first request that failed.
-pub(crate) fn run<B: Bus>(
-    drive: &mut Drive<B>,
+pub(crate) fn run(
+    drive: &Drive,
+    queue: &Queue,
     load: &Load,
-    check: &mut dyn FnMut(&mut Drive<B>) -> Result<(), Error>,
+    check: &mut dyn FnMut() -> Result<(), Error>,
 ) -> Result<Figures, Error> {
     let block = u64::from(drive.namespace().block_size);
     let each = load.size as u64 / block;
@@ -68,23 +70,23 @@ pub(crate) fn run<B: Bus>(
     let (mut done, mut held_back, mut short) = (Vec::new(), None, 0);
     let begin = drive.now();
     loop {
-        check(drive)?;
+        check()?;
         let is_over = drive.now().saturating_sub(begin) >= load.time;
-        if is_over && drive.out() == 0 {
+        if is_over && queue.out() == 0 {
             break;
         }
-        let room = load.depth.saturating_sub(drive.out());
+        let room = load.depth.saturating_sub(queue.out());
         let mut left = if is_over || room < load.batch.min(load.depth) { 0 } else { load.batch };
-        while left > 0 && drive.has_room() {
+        while left > 0 && queue.has_room() {
             left -= 1;
             let request = match held_back.take() {
                 Some(request) => request,
                 None => {
-                    let buffer = drive.buffer(load.size)?;
+                    let buffer = queue.buffer(load.size)?;
                     let whole = buffer.filter(|buffer| buffer.len() == load.size);
                     let Some(mut buffer) = whole else {
                         short += 1;
-                        if drive.out() == 0 {
+                        if queue.out() == 0 {
                             return Err(Error::Request(format!(
                                 "no memory for a single request of {} bytes; give more with --memory",
                                 load.size
@@ -92,26 +94,28 @@ pub(crate) fn run<B: Bus>(
                         }
                         break;
                     };
-                    let op = if random.below(100) < load.writes.into() { Op::Write } else { Op::Read };
+                    let is_write = random.below(100) < load.writes.into();
                     let lba = random.below(places) * each;
-                    if op == Op::Write {
+                    if is_write {
                         // The page's old contents must not be written to the drive.
                         buffer.pieces_mut().for_each(|piece| piece.fill(lba as u8));
                     }
-                    Request { op, lba, buffer: Some(buffer) }
+                    if is_write { Request::write(lba, buffer) } else { Request::read(lba, buffer) }
                 }
             };
-            if let Some(request) = drive.submit(request)? {
-                (short, held_back) = (short + 1, Some(request));
-                break;
+            match queue.submit(request, 0) {
+                Ok(()) => {}
+                Err(Refused { request, error: Error::Busy(_) }) => {
+                    (short, held_back) = (short + 1, Some(request));
+                    break;
+                }
+                Err(refused) => return Err(refused.error),
             }
         }
-        drive.ring();
-        drive.wait(&mut done)?;
+        queue.ring();
+        queue.wait(NAP, &mut done)?;
         for done in done.drain(..) {
-            if let Some(error) = drive.failure(&done) {
-                return Err(error);
-            }
+            done.result?;
             times.add(done.took);
         }
     }

@@ -2,13 +2,14 @@
 //!
 //! A real controller is accessed through VFIO (`vfio.rs`). Tests have one in memory (`fake.rs`), with a clock of its
 //! own.
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use crate::Error;
 
-/// Access to a controller.
-pub(crate) trait Bus {
+/// Access to a controller, from any thread.
+pub(crate) trait Bus: Send + Sync {
     /// Bytes of its registers, doorbells among them.
     fn len(&self) -> usize;
     /// A register.
@@ -17,8 +18,16 @@ pub(crate) trait Bus {
     fn write32(&self, at: usize, value: u32);
     /// The number of interrupts that are set up; without any, completions are polled.
     fn vectors(&self) -> u16;
-    /// Sleeps until an interrupt or a signal comes, at most for `limit`.
-    fn wait(&self, limit: Duration) -> Result<(), Error>;
+    /// Sleeps until one of these interrupts or a signal comes, at most for `limit`.
+    fn wait(&self, vectors: &[u16], limit: Duration) -> Result<(), Error>;
+    /// The descriptor that an interrupt makes readable.
+    fn event(&self, _vector: u16) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    /// Makes the descriptor unreadable until the next interrupt.
+    fn quiet(&self, _vector: u16) -> Result<(), Error> {
+        Ok(())
+    }
     /// Time since some moment.
     fn now(&self) -> Duration;
     /// Resets the whole function, in any state.

@@ -3,13 +3,17 @@
 //! Memory that the controller knows is not freed while it may still write there (I1). [`Controller::stop`] says whether
 //! it has certainly stopped; if not, the memory is leaked.
 use std::mem;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Error;
 use crate::bus::Bus;
+use crate::doorbells::Doorbells;
 use crate::identify::{ControllerInfo, NamespaceInfo, active, check_command_set};
+use crate::logs;
 use crate::memory::{Memory, Shared};
-use crate::queue::Queue;
+use crate::pair::Pair;
 use crate::spec::{
     ACQ, AQA, ASQ, CAP, CC, CC_EN, CC_SHAPE, CC_SHN_NORMAL, CSTS, CSTS_CFS, CSTS_RDY, CSTS_SHST, CSTS_SHST_DONE,
     Capabilities, Command, DOORBELLS, PAGE, VS, admin,
@@ -20,15 +24,17 @@ const ADMIN_DEPTH: u16 = 16;
 /// How long to sleep between two polls of a register, or of the admin queue without interrupts.
 const LOOK: Duration = Duration::from_micros(500);
 
+/// No pair of queues.
+#[expect(clippy::reversed_empty_ranges, reason = "it is empty")]
+pub(crate) const NO_QUEUES: RangeInclusive<u16> = 1..=0;
 /// How long its registers may read as all ones before it counts as gone.
 const HIDDEN: Duration = Duration::from_secs(2);
 
 /// A controller, and the memory that it knows.
 ///
-/// The fields are dropped in this order: shared memory, then the allocator's memory, which is unmapped, then the access
-/// to the device.
-pub(crate) struct Controller<B: Bus> {
-    admin: Queue<Asked>,
+pub(crate) struct Controller {
+    admin: Pair<Asked>,
+    doorbells: Doorbells,
     asked: u64,
     /// Aborts under way.
     aborts: u16,
@@ -36,8 +42,7 @@ pub(crate) struct Controller<B: Bus> {
     answered: Vec<(u16, u16)>,
     /// The page that Identify fills.
     page: Shared,
-    pub(crate) memory: Memory,
-    pub(crate) bus: B,
+    pub(crate) bus: Arc<dyn Bus>,
     cap: Capabilities,
     /// How long an admin command may take.
     timeout: Duration,
@@ -62,9 +67,9 @@ pub(crate) enum Health {
     Disabled,
 }
 
-impl<B: Bus> Controller<B> {
+impl Controller {
     /// Checks whether this controller is supported. It is not started.
-    pub(crate) fn new(bus: B, memory: Memory, timeout: Duration) -> Result<Self, Error> {
+    pub(crate) fn new(bus: Arc<dyn Bus>, memory: &Memory, timeout: Duration) -> Result<Self, Error> {
         let cap = Capabilities(bus.read64(CAP));
         if cap.0 == u64::MAX {
             return Err(Error::Gone);
@@ -85,10 +90,11 @@ impl<B: Bus> Controller<B> {
             return Err(Error::Broken("its queues have one entry".to_owned()));
         }
         let depth = ADMIN_DEPTH.min(cap.longest_queue().min(usize::from(u16::MAX)) as u16);
-        let admin = Queue::new(&memory, 0, depth)?;
-        let page = Shared::new(&memory, PAGE)?;
+        let admin = Pair::new(memory, 0, depth)?;
+        let page = Shared::new(memory, PAGE)?;
         let (asked, aborts, answered, may_be_running) = (0, 0, Vec::new(), false);
-        Ok(Self { admin, asked, aborts, answered, page, memory, bus, cap, timeout, may_be_running })
+        let doorbells = Doorbells::registers(cap.stride());
+        Ok(Self { admin, doorbells, asked, aborts, answered, page, bus, cap, timeout, may_be_running })
     }
 
     /// The version of the specification that it reports.
@@ -158,7 +164,7 @@ impl<B: Bus> Controller<B> {
                 _ if self.bus.now().saturating_sub(begin) > limit => {
                     return Err(Error::Silent(format!("the controller: {what} within {:.1} s", limit.as_secs_f64())));
                 }
-                _ => self.bus.wait(LOOK)?,
+                _ => self.bus.wait(&[0], LOOK)?,
             }
         }
     }
@@ -171,7 +177,7 @@ impl<B: Bus> Controller<B> {
             if self.bus.now().saturating_sub(begin) > HIDDEN {
                 return Err(Error::Gone);
             }
-            self.bus.wait(LOOK)?;
+            self.bus.wait(&[0], LOOK)?;
         }
         match (self.bus.read32(CSTS), self.bus.read32(CC)) {
             (status, _) if status & CSTS_CFS != 0 => Ok(Health::Fatal),
@@ -187,11 +193,11 @@ impl<B: Bus> Controller<B> {
         }
         self.asked += 1;
         self.admin.push(command, Asked::Answer(self.asked));
-        self.admin.ring(&self.bus, self.cap.stride());
+        self.admin.ring(&*self.bus, &self.doorbells);
         let begin = self.bus.now();
         let done = loop {
             let popped = self.admin.pop()?;
-            self.admin.thank(&self.bus, self.cap.stride());
+            self.admin.thank(&*self.bus, &self.doorbells);
             match popped {
                 Some(done) => match done.what {
                     Asked::Answer(number) if number == self.asked => break done,
@@ -201,7 +207,7 @@ impl<B: Bus> Controller<B> {
                     let limit = self.timeout.as_secs_f64();
                     return Err(Error::Silent(format!("{}: no answer within {limit:.1} s", what())));
                 }
-                None => self.bus.wait(LOOK)?,
+                None => self.bus.wait(&[0], LOOK)?,
             }
         };
         match done.status {
@@ -218,7 +224,38 @@ impl<B: Bus> Controller<B> {
     }
 
     pub(crate) fn info(&mut self) -> Result<ControllerInfo, Error> {
-        ControllerInfo::read(&self.identify(0, admin::CNS_CONTROLLER, "the controller")?)
+        let mut info = ControllerInfo::read(&self.identify(0, admin::CNS_CONTROLLER, "the controller")?)?;
+        match self.identify(0, admin::CNS_LIMITS, "its limits") {
+            Ok(page) => info.read_limits(&page),
+            // Older controllers have no such page, and no such limits.
+            Err(Error::Status { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(info)
+    }
+
+    /// The first `bytes` of a log of the whole controller, at most a page.
+    fn log(&mut self, id: u32, bytes: usize, what: &str) -> Result<[u8; PAGE], Error> {
+        self.page.clear();
+        let last = (bytes / 4 - 1) as u32;
+        let command = Command::new(admin::GET_LOG, u32::MAX).data(self.page.addr(), 0).word(10, last << 16 | id);
+        self.ask(command, || format!("reading {what}"))?;
+        Ok(self.page.page())
+    }
+
+    /// Its health log.
+    pub(crate) fn health_log(&mut self) -> Result<logs::Health, Error> {
+        Ok(logs::Health::read(&self.log(admin::LOG_HEALTH, 512, "its health log")?))
+    }
+
+    /// The latest entries of its error log, at most 64.
+    pub(crate) fn error_log(&mut self, most: u16) -> Result<Vec<logs::ErrorEntry>, Error> {
+        let count = usize::from(most).min(PAGE / logs::ERROR_BYTES);
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let page = self.log(admin::LOG_ERRORS, count * logs::ERROR_BYTES, "its error log")?;
+        Ok(logs::ErrorEntry::read(&page, count))
     }
 
     /// The first namespaces, up to 1024, which fit into a page.
@@ -252,8 +289,15 @@ impl<B: Bus> Controller<B> {
         Ok((granted as u16).min((granted >> 16) as u16).saturating_add(1))
     }
 
+    /// Has it read the doorbells of queues that are made from now on from memory.
+    pub(crate) fn shadow(&mut self, (positions, events): (u64, u64)) -> Result<(), Error> {
+        let command = Command::new(admin::DOORBELL_BUFFER, 0).data(positions, events);
+        self.ask(command, || "moving its doorbells to memory".to_owned())?;
+        Ok(())
+    }
+
     /// Creates a pair of queues in the controller. With interrupts, completions raise number `vector`.
-    pub(crate) fn create<T>(&mut self, queue: &Queue<T>, vector: Option<u16>) -> Result<(), Error> {
+    pub(crate) fn create<T>(&mut self, queue: &Pair<T>, vector: Option<u16>) -> Result<(), Error> {
         let (id, last) = (u32::from(queue.id()), u32::from(queue.depth() - 1));
         let (commands, completions) = queue.addrs();
         let interrupts = vector.map_or(0, |vector| u32::from(vector) << 16 | 1 << 1);
@@ -275,7 +319,7 @@ impl<B: Bus> Controller<B> {
         }
         let command = Command::new(admin::ABORT, 0).word(10, u32::from(id) << 16 | u32::from(queue));
         self.admin.push(command, Asked::Abort { queue, id, since: self.bus.now() });
-        self.admin.ring(&self.bus, self.cap.stride());
+        self.admin.ring(&*self.bus, &self.doorbells);
         self.aborts += 1;
         true
     }
@@ -287,7 +331,7 @@ impl<B: Bus> Controller<B> {
             while let Some(done) = self.admin.pop()? {
                 self.note(&done.what);
             }
-            self.admin.thank(&self.bus, self.cap.stride());
+            self.admin.thank(&*self.bus, &self.doorbells);
         }
         Ok(mem::take(&mut self.answered))
     }
@@ -308,16 +352,40 @@ impl<B: Bus> Controller<B> {
         }
     }
 
-    /// Shuts it down normally, so that its cache is safe, and stops it.
-    pub(crate) fn shut_down(&mut self) -> Result<(), Error> {
+    /// Whether Aborts are under way.
+    pub(crate) fn is_aborting(&self) -> bool {
+        self.aborts > 0
+    }
+
+    /// Whether it may use memory.
+    pub(crate) fn may_be_running(&self) -> bool {
+        self.may_be_running
+    }
+
+    /// Deletes pairs of queues: the submission queue first, since a completion queue that one uses can't be deleted.
+    fn delete(&mut self, queues: RangeInclusive<u16>) -> Result<(), Error> {
+        for id in queues {
+            for (opcode, kind) in [(admin::DELETE_SQ, "submission"), (admin::DELETE_CQ, "completion")] {
+                let command = Command::new(opcode, 0).word(10, id.into());
+                self.ask(command, || format!("deleting {kind} queue {id}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Shuts it down normally and stops it: deletes its `queues`, has it put its write cache on the medium, for which it
+    /// has `limit`, and disables it.
+    pub(crate) fn shut_down(&mut self, queues: RangeInclusive<u16>, limit: Duration) -> Result<(), Error> {
         if !self.may_be_running {
             return Ok(());
         }
         let mut shut = Ok(());
         if self.health()? == Health::Well {
+            // Its cache matters more than its queues, so an error here changes nothing of what follows.
+            let deleted = self.delete(queues);
             self.bus.write32(CC, CC_SHAPE | CC_EN | CC_SHN_NORMAL);
-            let limit = Duration::from_millis(self.cap.ready_ms());
-            shut = self.wait_for(CSTS_SHST, &[CSTS_SHST_DONE], limit, "it did not shut down");
+            let what = "it did not shut down: what it had in its write cache may be lost";
+            shut = self.wait_for(CSTS_SHST, &[CSTS_SHST_DONE], limit, what).and(deleted);
         }
         self.disable().and(shut)
     }
@@ -331,7 +399,7 @@ impl<B: Bus> Controller<B> {
     }
 }
 
-impl<B: Bus> Drop for Controller<B> {
+impl Drop for Controller {
     fn drop(&mut self) {
         if !self.stop() {
             self.admin.leak();

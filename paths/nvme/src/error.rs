@@ -50,6 +50,12 @@ pub enum Error {
     /// The controller does not keep to the specification, so nothing that it says is believed any more.
     #[error("the controller broke the rules: {0}")]
     Broken(String),
+    /// It is not possible at the moment: requests of the same queue have to come back first.
+    #[error("{0}")]
+    Busy(&'static str),
+    /// The drive was stopped before, for this reason.
+    #[error("the drive was stopped: {0}")]
+    Stopped(String),
     /// The controller does not answer.
     #[error("{0}")]
     Silent(String),
@@ -84,6 +90,8 @@ impl Error {
             Self::Io { source, .. } => return after_io(source.kind()),
             // Its text says so itself.
             Self::Request(_) | Self::Memory(_) => return None,
+            Self::Busy(_) => "poll the queue, then submit it again",
+            Self::Stopped(_) => "open the drive again",
             Self::Unavailable { next, .. } | Self::InUse { next, .. } => next,
             Self::Unsupported(_) => "use the kernel's driver: pagemill nvme unbind",
             Self::Status { status, .. } => return status.next_step(),

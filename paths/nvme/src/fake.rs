@@ -1,28 +1,27 @@
-//! A controller in memory, for tests. It reads queues, lists and data at the addresses that the driver gives it, by the
+//! A controller in memory, for tests: of this crate, and of programs. It reads queues, lists and data at the addresses that the driver gives it, by the
 //! specification and without the driver's code. It records what a real controller would refuse, and can be made to
 //! misbehave.
-use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
 use std::ptr;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pagemill::{Allocator, Identity, Memory as Arena};
+use pagemill::Allocator;
 
 use crate::Error;
 use crate::bus::Bus;
-use crate::memory::Memory;
-use crate::prp::{Prp, tests::walk};
+use crate::prp::Prp;
 use crate::spec::{
-    ACQ, AQA, ASQ, CAP, CC, CC_EN, CC_SHAPE, CC_SHN_NORMAL, CSTS, CSTS_RDY, CSTS_SHST_DONE, DOORBELLS, PAGE, VS, admin,
-    io,
+    ACQ, AQA, ASQ, CAP, CC, CC_EN, CC_SHAPE, CC_SHN_NORMAL, CSTS, CSTS_RDY, CSTS_SHST_DONE, DOORBELLS, FUA, PAGE, VS,
+    admin, io,
 };
 use crate::transfer::Random;
 
 /// The outcome of an I/O command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), expect(dead_code, reason = "only this crate's tests let commands fail"))]
 pub(crate) enum Fate {
     /// It succeeds.
     Done,
@@ -33,12 +32,12 @@ pub(crate) enum Fate {
 }
 
 /// A function that changes the controller's output.
-type Change<N, T> = Box<dyn Fn(N, &mut T)>;
+type Change<N, T> = Box<dyn Fn(N, &mut T) + Send>;
 
 /// How it behaves.
 pub(crate) struct Behaviour {
     /// The outcome of the n-th I/O command, counted from 0 over all queues and resets.
-    pub(crate) fate: Box<dyn Fn(u64) -> Fate>,
+    pub(crate) fate: Box<dyn Fn(u64) -> Fate + Send>,
     /// Changes the double words of a completion before it is written.
     pub(crate) lie: Change<u64, [u32; 4]>,
     /// An Abort completes the lost command.
@@ -55,9 +54,15 @@ pub(crate) struct Behaviour {
     pub(crate) can_reset: bool,
     /// Whether a reset of the function stops it.
     pub(crate) reset_helps: bool,
+    /// Whether its access to memory can't be switched off.
+    pub(crate) is_free: bool,
     pub(crate) cap: u64,
     pub(crate) queues: u16,
     pub(crate) mdts: u8,
+    /// It reads doorbells from memory, while it is awake.
+    pub(crate) has_shadows: bool,
+    /// How long a shutdown takes.
+    pub(crate) shutdown: Duration,
     /// Changes the page of Identify.
     pub(crate) identify: Change<u32, [u8; PAGE]>,
 }
@@ -74,10 +79,13 @@ impl Default for Behaviour {
             is_stuck: false,
             can_reset: true,
             reset_helps: true,
+            is_free: false,
             // 64 entries, contiguous, half a second, the NVM command set.
             cap: 63 | 1 << 16 | 1 << 24 | 1 << 37,
             queues: 8,
             mdts: 9,
+            has_shadows: false,
+            shutdown: Duration::ZERO,
             identify: Box::new(|_, _| {}),
         }
     }
@@ -95,6 +103,8 @@ struct Pair {
     phase: bool,
     /// How far the driver has read completions.
     read: u16,
+    /// It looks for commands in shadows.
+    is_awake: bool,
 }
 
 pub(crate) struct State {
@@ -102,11 +112,15 @@ pub(crate) struct State {
     registers: BTreeMap<usize, u32>,
     pairs: BTreeMap<u16, Pair>,
     completion_queues: BTreeMap<u16, (u64, u16)>,
+    /// The addresses of shadows and EventIdx.
+    shadows: Option<(u64, u64)>,
+    /// Writes to doorbells of I/O queues.
+    pub(crate) rings: u64,
     /// Commands that were fetched and are not finished: the queue, the command, its number among I/O commands.
     pending: Vec<(u16, [u32; 16], u64)>,
     lost: Vec<(u16, [u32; 16])>,
     /// The memory that it may access.
-    memory: Range<u64>,
+    memory: Vec<Range<u64>>,
     pub(crate) disk: Vec<u8>,
     clock: Duration,
     random: Random,
@@ -117,6 +131,13 @@ pub(crate) struct State {
     pub(crate) is_master: bool,
     pub(crate) resets: u32,
     pub(crate) shutdowns: u32,
+    /// When the shutdown under way is done.
+    shut_at: Option<Duration>,
+    /// Writes in its cache, and those that it has lost by being disabled.
+    cached: u64,
+    pub(crate) lost_writes: u64,
+    /// I/O commands, by their operation codes and their double words 12.
+    pub(crate) seen: Vec<(u8, u32)>,
     /// For this many reads of the status its registers are hidden.
     pub(crate) hidden: u32,
 }
@@ -125,23 +146,41 @@ pub(crate) const BLOCK: usize = 512;
 /// The most Aborts at a time.
 pub(crate) const ABORTS: usize = 2;
 
+/// A drive in this process's memory, for tests of programs: see [`Drive::on_fake`](crate::Drive::on_fake).
+///
+/// It has blocks of 512 bytes, eight pairs of queues, and a clock of its own, which advances by a millisecond whenever
+/// it is looked at. It completes commands in random order.
 #[derive(Clone)]
-pub(crate) struct Fake(Rc<RefCell<State>>);
+pub struct Fake(Arc<Mutex<State>>);
 
 impl Fake {
-    /// A controller with so many blocks, and with so many pages of memory that it can access.
-    pub(crate) fn new(behaviour: Behaviour, blocks: usize, pages: usize, seed: u64) -> (Self, Memory) {
-        let allocator = Allocator::builder().memory(Arena::anonymous(pages)).build().unwrap();
-        let memory = Memory::new(&allocator, Identity).unwrap();
-        let range = allocator.arenas()[0].range.clone();
+    /// A drive with so many blocks, all zeros.
+    ///
+    /// ```
+    /// # use pagemill::{Allocator, Memory};
+    /// # use pagemill_nvme::{Dma, Drive, Fake, Settings};
+    /// # let dma = Dma::new(&Allocator::builder().memory(Memory::anonymous(4096)).build()?);
+    /// let drive = Drive::on_fake(&dma, &Fake::new(1000), Settings::default())?;
+    /// assert_eq!(drive.namespace().blocks, 1000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn new(blocks: usize) -> Self {
+        Self::with(Behaviour::default(), blocks, 1)
+    }
+
+    /// One that may misbehave.
+    pub(crate) fn with(behaviour: Behaviour, blocks: usize, seed: u64) -> Self {
         let state = State {
             behaviour,
             registers: BTreeMap::new(),
             pairs: BTreeMap::new(),
             completion_queues: BTreeMap::new(),
+            shadows: None,
+            rings: 0,
             pending: Vec::new(),
             lost: Vec::new(),
-            memory: range.start as u64..range.end as u64,
+            memory: Vec::new(),
             disk: vec![0; blocks * BLOCK],
             clock: Duration::ZERO,
             random: Random::new(seed),
@@ -151,20 +190,31 @@ impl Fake {
             is_master: false,
             resets: 0,
             shutdowns: 0,
+            shut_at: None,
+            cached: 0,
+            lost_writes: 0,
+            seen: Vec::new(),
             hidden: 0,
         };
-        (Self(Rc::new(RefCell::new(state))), memory)
+        Self(Arc::new(Mutex::new(state)))
     }
 
-    pub(crate) fn state(&self) -> RefMut<'_, State> {
-        self.0.borrow_mut()
+    /// Lets it access all of an allocator's memory.
+    pub(crate) fn reach(&self, allocator: &Allocator) {
+        let arenas = allocator.arenas();
+        let ranges = arenas.iter().map(|arena| arena.range.start as u64..arena.range.end as u64);
+        self.state().memory = ranges.collect();
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
     /// The place in this process of a device address.
     fn place(&mut self, addr: u64, len: usize) -> *mut u8 {
-        let inside = addr >= self.memory.start && addr + len as u64 <= self.memory.end;
+        let inside = self.memory.iter().any(|memory| addr >= memory.start && addr + len as u64 <= memory.end);
         assert!(inside && self.is_master, "{len} bytes at {addr:#x} are not the controller's to reach");
         ptr::with_exposed_provenance_mut(addr as usize)
     }
@@ -190,8 +240,12 @@ impl State {
     }
 
     fn halt(&mut self) {
+        self.look_at_shutdown();
+        self.lost_writes += mem::take(&mut self.cached);
+        self.shut_at = None;
         self.registers.insert(CSTS, 0);
         self.pairs.clear();
+        self.shadows = None;
         self.completion_queues.clear();
         self.pending.clear();
         self.lost.clear();
@@ -221,9 +275,35 @@ impl State {
             self.registers.insert(CSTS, CSTS_RDY);
         } else if value & CC_SHN_NORMAL != 0 {
             self.shutdowns += 1;
+            if self.pairs.keys().any(|&id| id != 0) {
+                self.complaints.push("a shutdown with queues".to_owned());
+            }
+            self.shut_at = Some(self.clock + self.behaviour.shutdown);
+        }
+    }
+
+    /// A shutdown that is over has put the cache on the medium.
+    fn look_at_shutdown(&mut self) {
+        if self.shut_at.is_some_and(|at| self.clock >= at) {
+            self.cached = 0;
             let status = self.word(CSTS) | CSTS_SHST_DONE;
             self.registers.insert(CSTS, status);
         }
+    }
+
+    /// Deletes a queue.
+    fn delete(&mut self, opcode: u8, id: u16) -> u16 {
+        if opcode == admin::DELETE_CQ && self.pairs.contains_key(&id) {
+            return 0x10c;
+        }
+        let is_there = if opcode == admin::DELETE_SQ {
+            self.pending.retain(|(queue, ..)| *queue != id);
+            self.lost.retain(|(queue, _)| *queue != id);
+            id != 0 && self.pairs.remove(&id).is_some()
+        } else {
+            self.completion_queues.remove(&id).is_some()
+        };
+        if is_there { 0 } else { 0x101 }
     }
 
     fn doorbell(&mut self, at: usize, value: u32) {
@@ -234,12 +314,18 @@ impl State {
         if value >= u32::from(pair.depth) {
             return self.complaints.push(format!("queue {id}: a doorbell of {value}"));
         }
+        self.rings += u64::from(id != 0);
         if is_completion {
             pair.read = value as u16;
             self.pairs.insert(id, pair);
             return;
         }
         pair.tail = value as u16;
+        pair.is_awake = true;
+        self.fetch(id, pair);
+    }
+
+    fn fetch(&mut self, id: u16, mut pair: Pair) {
         while pair.head != pair.tail {
             let mut bytes = [0; 64];
             self.read(pair.commands + 64 * u64::from(pair.head), &mut bytes);
@@ -260,9 +346,36 @@ impl State {
         self.pairs.insert(id, pair);
     }
 
+    /// Looks into the shadow of a queue, and sleeps when nothing is new: it first says from which position on it is to
+    /// be woken, and then looks once more.
+    fn look_at_shadow(&mut self, id: u16) {
+        let Some((shadows, events)) = self.shadows.filter(|_| id != 0) else { return };
+        let (mut pair, at) = (self.pairs[&id], 8 * u64::from(id));
+        let word = |state: &mut Self, at| {
+            let mut bytes = [0; 4];
+            state.read(shadows + at, &mut bytes);
+            u32::from_le_bytes(bytes)
+        };
+        // It needs the head of completions only when it has no room for one.
+        pair.read = word(self, at + 4) as u16;
+        if pair.is_awake {
+            let tail = word(self, at);
+            if tail >= u32::from(pair.depth) {
+                return self.complaints.push(format!("queue {id}: a shadow of {tail}"));
+            }
+            pair.is_awake = tail as u16 != pair.tail;
+            pair.tail = tail as u16;
+            self.write(events + at, &tail.to_le_bytes());
+        }
+        self.fetch(id, pair);
+    }
+
     /// Executes one of its commands at random. False if none completes.
     fn step(&mut self) -> bool {
         self.clock += Duration::from_millis(1);
+        for id in self.pairs.keys().copied().collect::<Vec<_>>() {
+            self.look_at_shadow(id);
+        }
         if self.pending.is_empty() || !self.is_ready() {
             return false;
         }
@@ -298,12 +411,20 @@ impl State {
         true
     }
 
+    /// Its queues, without the admin queues.
+    #[cfg(test)]
+    pub(crate) fn queues(&self) -> usize {
+        self.completion_queues.len() + self.pairs.keys().filter(|&&id| id != 0).count()
+    }
+
     /// Commands that were lost.
+    #[cfg(test)]
     pub(crate) fn lost(&self) -> usize {
         self.lost.len()
     }
 
     /// Completes the lost commands.
+    #[cfg(test)]
     pub(crate) fn find(&mut self) {
         for (id, command) in mem::take(&mut self.lost) {
             let status = self.transfer(&command);
@@ -335,7 +456,14 @@ impl State {
                     admin::CNS_CONTROLLER => {
                         (page[77], page[512], page[513], page[525]) = (self.behaviour.mdts, 0x66, 0x44, 1);
                         page[4..8].copy_from_slice(b"fake");
-                        (page[258], page[516]) = (ABORTS as u8 - 1, 1);
+                        page[257] = self.behaviour.has_shadows.into();
+                        (page[258], page[516], page[520]) = (ABORTS as u8 - 1, 1, 1 << 2 | 1 << 3);
+                    }
+                    // 1 MiB of zeros, 4 ranges of up to 1000 blocks, and 2000 in all.
+                    admin::CNS_LIMITS => {
+                        (page[1], page[3]) = (8, 4);
+                        page[4..8].copy_from_slice(&1000u32.to_le_bytes());
+                        page[8..16].copy_from_slice(&2000u64.to_le_bytes());
                     }
                     admin::CNS_NAMESPACES => page[0] = 1,
                     // An identifier of 8 bytes, and the command set of plain blocks.
@@ -350,10 +478,26 @@ impl State {
                 self.write(data, &page);
                 (0, 0)
             }
+            admin::GET_LOG => {
+                let bytes = 4 * ((command[10] >> 16) as usize + 1);
+                let mut page = [0; PAGE];
+                match command[10] & 0xff {
+                    admin::LOG_HEALTH if bytes == 512 => (page[1], page[2], page[3]) = (0x2c, 1, 100),
+                    admin::LOG_ERRORS if bytes == 64 => page[0] = 1,
+                    _ => return (0, 0x109),
+                }
+                self.write(data, &page[..bytes]);
+                (0, 0)
+            }
+            admin::DOORBELL_BUFFER => {
+                self.shadows = Some((data, u64::from(command[8]) | u64::from(command[9]) << 32));
+                (0, 0)
+            }
             admin::SET_FEATURES => {
                 let most = u32::from(self.behaviour.queues - 1);
                 (most << 16 | most, 0)
             }
+            opcode @ (admin::DELETE_SQ | admin::DELETE_CQ) => (0, self.delete(opcode, id)),
             admin::CREATE_CQ => {
                 self.completion_queues.insert(id, (data, depth));
                 (0, 0)
@@ -385,19 +529,50 @@ impl State {
         }
     }
 
+    /// Deallocated blocks read as 0xdd: a driver that relied on zeros would be wrong.
+    fn deallocate(&mut self, command: &[u32; 16]) -> u16 {
+        let addr = u64::from(command[6]) | u64::from(command[7]) << 32;
+        if command[11] != 1 << 2 {
+            return 0x4002;
+        }
+        for nth in 0..u64::from(command[10]) + 1 {
+            let mut range = [0; 16];
+            self.read(addr + 16 * nth, &mut range);
+            let blocks = u32::from_le_bytes(range[4..8].try_into().unwrap()) as usize;
+            let lba = u64::from_le_bytes(range[8..].try_into().unwrap()) as usize;
+            if lba + blocks > self.disk.len() / BLOCK {
+                return 0x4080;
+            }
+            self.disk[lba * BLOCK..][..blocks * BLOCK].fill(0xdd);
+        }
+        0
+    }
+
     fn transfer(&mut self, command: &[u32; 16]) -> u16 {
         let pair = |at: usize| u64::from(command[at]) | u64::from(command[at + 1]) << 32;
         if command[1] != 1 {
             return 0x400b;
         }
         let opcode = command[0] as u8;
-        if opcode == io::FLUSH {
-            return 0;
+        self.seen.push((opcode, command[12]));
+        match opcode {
+            io::FLUSH => {
+                self.cached = 0;
+                return 0;
+            }
+            io::DATASET_MANAGEMENT => return self.deallocate(command),
+            _ if command[12] & FUA != 0 => {}
+            io::WRITE | io::WRITE_ZEROES => self.cached += 1,
+            _ => {}
         }
         let (lba, blocks) = (pair(10), u64::from(command[12] & 0xffff) + 1);
         let bytes = blocks as usize * BLOCK;
         if lba + blocks > (self.disk.len() / BLOCK) as u64 {
             return 0x4080;
+        }
+        if opcode == io::WRITE_ZEROES {
+            self.disk[lba as usize * BLOCK..][..bytes].fill(0);
+            return 0;
         }
         if self.behaviour.mdts > 0 && bytes as u128 > (PAGE as u128) << self.behaviour.mdts {
             self.complaints.push(format!("a command of {bytes} bytes"));
@@ -432,12 +607,53 @@ impl State {
     }
 }
 
+/// Walks the entries like a controller that knows only how many bytes to move. Returns the places of the data,
+/// piece by piece. `read` is its bus. An error is what a controller would refuse.
+pub(crate) fn walk(prp: Prp, bytes: usize, read: &mut dyn FnMut(u64) -> u64) -> Result<Vec<(u64, usize)>, String> {
+    let inside = prp.first as usize % PAGE;
+    let mut pieces = vec![(prp.first, bytes.min(PAGE - inside))];
+    let mut left = bytes - pieces[0].1;
+    if left == 0 {
+        return Ok(pieces);
+    }
+    if left <= PAGE {
+        if !(prp.second as usize).is_multiple_of(PAGE) {
+            return Err(format!("the second entry {:#x} lies inside of a page", prp.second));
+        }
+        pieces.push((prp.second, left));
+        return Ok(pieces);
+    }
+    let mut at = prp.second;
+    if !at.is_multiple_of(8) {
+        return Err(format!("the list {at:#x} is not aligned"));
+    }
+    while left > 0 {
+        let entry = read(at);
+        let is_last_of_page = (at as usize + 8).is_multiple_of(PAGE);
+        if is_last_of_page && left > PAGE {
+            if !(entry as usize).is_multiple_of(PAGE) {
+                return Err(format!("the next list {entry:#x} lies inside of a page"));
+            }
+            at = entry;
+            continue;
+        }
+        if !(entry as usize).is_multiple_of(PAGE) {
+            return Err(format!("the entry {entry:#x} lies inside of a page"));
+        }
+        pieces.push((entry, left.min(PAGE)));
+        left -= left.min(PAGE);
+        at += 8;
+    }
+    Ok(pieces)
+}
+
 impl Bus for Fake {
     fn len(&self) -> usize {
         DOORBELLS + 0x1000
     }
     fn read32(&self, at: usize) -> u32 {
         let mut state = self.state();
+        state.look_at_shutdown();
         match at {
             CSTS if state.hidden > 0 => {
                 state.hidden -= 1;
@@ -460,7 +676,7 @@ impl Bus for Fake {
     fn vectors(&self) -> u16 {
         self.state().behaviour.vectors
     }
-    fn wait(&self, limit: Duration) -> Result<(), Error> {
+    fn wait(&self, _vectors: &[u16], limit: Duration) -> Result<(), Error> {
         let mut state = self.state();
         if !state.step() {
             state.clock += limit;
@@ -485,7 +701,11 @@ impl Bus for Fake {
         Ok(())
     }
     fn set_master(&self, may: bool) -> Result<(), Error> {
-        self.state().is_master = may;
+        let mut state = self.state();
+        if !may && state.behaviour.is_free {
+            return Err(Error::Request("it keeps its access".to_owned()));
+        }
+        state.is_master = may;
         Ok(())
     }
 }

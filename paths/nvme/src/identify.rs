@@ -1,5 +1,7 @@
 //! The identify data of a controller and of its namespaces (section 5.15): pages of fields at fixed places. No field is
 //! trusted.
+use std::time::Duration;
+
 use serde::Serialize;
 
 use crate::Error;
@@ -7,56 +9,104 @@ use crate::spec::PAGE;
 
 /// The shift of the largest supported block.
 const MOST_SHIFT: u32 = 16;
+/// A controller has at least this long to shut down: some do not say how long they take, or say too little.
+const LEAST_SHUTDOWN: Duration = Duration::from_secs(5);
+/// And at most this long.
+const MOST_SHUTDOWN: Duration = Duration::from_secs(300);
 /// The type of the command set in a namespace's list of descriptors.
 const COMMAND_SET: u8 = 4;
 
-/// A controller.
+/// What a controller says of itself.
+///
+/// ```
+/// # use pagemill::{Allocator, Memory};
+/// # use pagemill_nvme::{Dma, Drive, Fake, Settings};
+/// # let dma = Dma::new(&Allocator::builder().memory(Memory::anonymous(4096)).build()?);
+/// # let drive = Drive::on_fake(&dma, &Fake::new(1000), Settings::default())?;
+/// if drive.info().has_write_cache {
+///     drive.queue()?.flush()?;
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct ControllerInfo {
+#[non_exhaustive]
+pub struct ControllerInfo {
     /// The PCI vendor ID.
-    pub(crate) vendor: u16,
+    pub vendor: u16,
     /// Its serial number.
-    pub(crate) serial: String,
+    pub serial: String,
     /// Its model.
-    pub(crate) model: String,
+    pub model: String,
     /// Its firmware.
-    pub(crate) firmware: String,
+    pub firmware: String,
     /// Bytes that one command may move; `None` if there is no limit.
-    pub(crate) max_transfer: Option<u64>,
+    pub max_transfer: Option<u64>,
     /// The most namespaces.
-    pub(crate) namespaces: u32,
+    pub namespaces: u32,
     /// Whether it may lose written data until a flush.
-    pub(crate) has_write_cache: bool,
+    pub has_write_cache: bool,
     /// The most Abort commands at a time.
-    pub(crate) aborts: u16,
+    pub aborts: u16,
+    /// Whether it fills blocks with zeros (Write Zeroes).
+    pub has_write_zeroes: bool,
+    /// Whether it deallocates blocks (Dataset Management).
+    pub has_deallocate: bool,
+    /// Whether it reads doorbells from memory, as emulated controllers do (Doorbell Buffer Config).
+    pub has_shadow_doorbells: bool,
+    /// Microseconds that it may take to shut down (RTD3 Entry Latency); 0 if it does not say.
+    pub shutdown_us: u32,
+    /// The most entries of its error log.
+    pub error_entries: u16,
+    /// Bytes that one command fills with zeros; `None` if it names no limit.
+    pub zeroes_bytes: Option<u64>,
+    /// Ranges that one command deallocates; `None` if it names no limit.
+    pub deallocate_ranges: Option<u8>,
+    /// Blocks of such a range.
+    pub deallocate_range_blocks: Option<u32>,
+    /// Blocks of all ranges of a command.
+    pub deallocate_blocks: Option<u64>,
 }
 
-/// A namespace: blocks numbered from 0.
+/// What a controller says of a namespace: blocks numbered from 0.
+///
+/// ```
+/// # use pagemill::{Allocator, Memory};
+/// # use pagemill_nvme::{Dma, Drive, Fake, Settings};
+/// # let dma = Dma::new(&Allocator::builder().memory(Memory::anonymous(4096)).build()?);
+/// # let drive = Drive::on_fake(&dma, &Fake::new(1000), Settings::default())?;
+/// assert_eq!(drive.namespace().bytes(), 1000 * 512);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct NamespaceInfo {
+#[non_exhaustive]
+pub struct NamespaceInfo {
     /// Its number.
-    pub(crate) id: u32,
+    pub id: u32,
     /// The number of blocks.
-    pub(crate) blocks: u64,
+    pub blocks: u64,
     /// Bytes of a block.
-    pub(crate) block_size: u32,
+    pub block_size: u32,
     /// Bytes of metadata with each block.
-    pub(crate) metadata: u16,
+    pub metadata: u16,
     /// Whether the metadata protects the blocks.
-    pub(crate) is_protected: bool,
+    pub is_protected: bool,
+    /// Blocks that are best deallocated together, from a multiple of that on; 0 if it does not say.
+    pub deallocate_unit: u32,
+    /// Blocks that are best written together; 0 if it does not say.
+    pub write_unit: u32,
 }
 
 /// Fields of a page from a controller.
-struct Fields<'a>(&'a [u8; PAGE]);
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8; PAGE]);
 
 impl Fields<'_> {
-    fn u16(&self, at: usize) -> u16 {
+    pub(crate) fn u16(&self, at: usize) -> u16 {
         u16::from_le_bytes([self.0[at], self.0[at + 1]])
     }
-    fn u32(&self, at: usize) -> u32 {
+    pub(crate) fn u32(&self, at: usize) -> u32 {
         u32::from(self.u16(at)) | u32::from(self.u16(at + 2)) << 16
     }
-    fn u64(&self, at: usize) -> u64 {
+    pub(crate) fn u64(&self, at: usize) -> u64 {
         u64::from(self.u32(at)) | u64::from(self.u32(at + 4)) << 32
     }
     /// Text, padded with spaces. Characters other than printable ASCII are replaced.
@@ -68,6 +118,11 @@ impl Fields<'_> {
         });
         shown.collect::<String>().trim().to_owned()
     }
+}
+
+/// A limit of 2^shift pages in bytes; `None` for 0, or if there is no number for it.
+fn power_of_pages(shift: u8) -> Option<u64> {
+    (PAGE as u64).checked_shl(shift.into()).filter(|bytes| shift > 0 && bytes >> shift == PAGE as u64)
 }
 
 impl ControllerInfo {
@@ -85,14 +140,35 @@ impl ControllerInfo {
             model: fields.text(24, 40),
             firmware: fields.text(64, 8),
             // In units of the smallest page, which is 4096 bytes on supported controllers.
-            max_transfer: match page[77] {
-                0 => None,
-                shift => (PAGE as u64).checked_shl(shift.into()).filter(|bytes| bytes >> shift == PAGE as u64),
-            },
+            max_transfer: power_of_pages(page[77]),
             namespaces: fields.u32(516),
             has_write_cache: page[525] & 1 == 1,
             aborts: u16::from(page[258]) + 1,
+            has_write_zeroes: page[520] >> 3 & 1 == 1,
+            has_deallocate: page[520] >> 2 & 1 == 1,
+            has_shadow_doorbells: page[257] & 1 == 1,
+            shutdown_us: fields.u32(88),
+            error_entries: u16::from(page[262]) + 1,
+            zeroes_bytes: None,
+            deallocate_ranges: None,
+            deallocate_range_blocks: None,
+            deallocate_blocks: None,
         })
+    }
+
+    /// Adds the limits for the NVM command set.
+    pub(crate) fn read_limits(&mut self, page: &[u8; PAGE]) {
+        let fields = Fields(page);
+        // As with the largest transfer: a power of two, in units of the smallest page.
+        self.zeroes_bytes = power_of_pages(page[1]);
+        self.deallocate_ranges = Some(page[3]).filter(|&most| most > 0);
+        self.deallocate_range_blocks = Some(fields.u32(4)).filter(|&most| most > 0);
+        self.deallocate_blocks = Some(fields.u64(8)).filter(|&most| most > 0);
+    }
+
+    /// How long it may take to shut down. It has at least 5 s, and at most 5 minutes, whatever it says.
+    pub(crate) fn shutdown_limit(&self) -> Duration {
+        Duration::from_micros(self.shutdown_us.into()).clamp(LEAST_SHUTDOWN, MOST_SHUTDOWN)
     }
 }
 
@@ -125,11 +201,15 @@ impl NamespaceInfo {
             return broken(format!("{blocks} blocks of 2^{shift} bytes are more than there are numbers for"));
         }
         let (metadata, is_protected) = (format as u16, page[29] & 7 != 0);
-        Ok(Some(Self { id, blocks, block_size: 1 << shift, metadata, is_protected }))
+        // The units are there if NSFEAT has bit 4; each is counted from 0.
+        let unit = |at| if page[24] >> 4 & 1 == 1 { u32::from(fields.u16(at)) + 1 } else { 0 };
+        let (deallocate_unit, write_unit) = (unit(68), unit(72));
+        Ok(Some(Self { id, blocks, block_size: 1 << shift, metadata, is_protected, deallocate_unit, write_unit }))
     }
 
     /// Bytes of the namespace.
-    pub(crate) fn bytes(&self) -> u64 {
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_size)
     }
 

@@ -4,6 +4,7 @@
 //! bulk call, anywhere in memory. Lists come from two `DmaPool`s, in bulk if a command needs several. With too little
 //! memory a request becomes shorter, or waits until other requests have freed theirs.
 use std::mem;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use pagemill::{
     Allocator, Block, Bulk, Device, DeviceError, DeviceMap, DmaBlock, DmaPool, Exhausted, Gfp, Order, Page,
@@ -16,14 +17,31 @@ use crate::spec::PAGE;
 
 /// Memory whose addresses the controller knows.
 pub(crate) struct Memory {
+    /// Distinguishes it from others of this process: their device addresses mean other memory.
+    id: u64,
     short: DmaPool,
     long: DmaPool,
     device: Device,
     allocator: Allocator,
 }
 
-/// Pages of a command's data.
-pub(crate) struct Buffer {
+/// Memory for the data of a request: pages that lie anywhere, of one bulk call.
+///
+/// It goes into a request and comes back with it. While the drive may use the pages, the library has them: dropping a
+/// queue or a future, or forgetting it, frees none of them too early.
+///
+/// ```
+/// use pagemill::{Allocator, Memory};
+/// use pagemill_nvme::{Dma, Drive, Fake, Settings};
+/// let dma = Dma::new(&Allocator::builder().memory(Memory::anonymous(4096)).build()?);
+/// let drive = Drive::on_fake(&dma, &Fake::new(1000), Settings::default())?;
+/// let mut buffer = drive.buffer(10_240)?;
+/// buffer.copy_from(&[7; 10_240]);
+/// assert_eq!(buffer.pieces().map(<[u8]>::len).collect::<Vec<_>>(), [4096, 4096, 2048]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Buffer {
+    home: u64,
     pages: Vec<Option<Page>>,
     addrs: Vec<u64>,
     len: usize,
@@ -34,6 +52,10 @@ pub(crate) enum Held {
     None,
     Short(DmaBlock),
     Long(Vec<Option<DmaBlock>>),
+    /// The page with the ranges of a command.
+    Ranges {
+        _page: Buffer,
+    },
 }
 
 /// How urgent a request for memory is.
@@ -63,7 +85,10 @@ impl Memory {
         let device = Device::new(allocator, map)?;
         let short = DmaPool::create("prp list 256", &device, SHORT_LIST_BYTES, SHORT_LIST_BYTES, PAGE)?;
         let long = DmaPool::create("prp list page", &device, PAGE, PAGE, 0)?;
-        Ok(Self { short, long, device, allocator: allocator.clone() })
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: a number that is given once, nothing more.
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { id, short, long, device, allocator: allocator.clone() })
     }
 
     /// Pages for `len` bytes, in one bulk call. If there are too few, it is shorter, but a multiple of `unit` bytes.
@@ -90,7 +115,18 @@ impl Memory {
         }
         let addrs = pages.iter().flatten().map(|page| Ok(self.device.address_of(page.addr())?.get()));
         let addrs = addrs.collect::<Result<_, DeviceError>>()?;
-        Ok(Some(Buffer { pages, addrs, len }))
+        Ok(Some(Buffer { home: self.id, pages, addrs, len }))
+    }
+
+    /// A buffer of these pages, all of this memory.
+    pub(crate) fn buffer_of(&self, pages: Vec<Page>) -> Result<Buffer, Error> {
+        if pages.is_empty() {
+            return Err(Error::Request("a buffer has at least one page".to_owned()));
+        }
+        let addrs = pages.iter().map(|page| Ok(self.device.address_of(page.addr())?.get()));
+        let addrs = addrs.collect::<Result<_, DeviceError>>()?;
+        let len = pages.len() * PAGE;
+        Ok(Buffer { home: self.id, pages: pages.into_iter().map(Some).collect(), addrs, len })
     }
 
     /// The error if [`buffer`](Self::buffer) has no memory, and none will be freed.
@@ -98,6 +134,11 @@ impl Memory {
         let (wanted, free) = (len.div_ceil(PAGE), self.allocator.managed_pages().get());
         let why = format!("{wanted} pages were asked for, of the {free} that it works with");
         Error::Request(format!("no memory for a single request: {why}; give more with --memory"))
+    }
+
+    /// Whether a buffer has this memory's device addresses.
+    pub(crate) fn is_of(&self, buffer: &Buffer) -> bool {
+        buffer.home == self.id
     }
 
     /// Writes the lists for a buffer, and returns the entries for the command. `None` if there is no memory for them.
@@ -137,7 +178,7 @@ impl Memory {
     /// Frees the lists of a finished command.
     pub(crate) fn unlist(&self, held: Held) {
         match held {
-            Held::None => {}
+            Held::None | Held::Ranges { .. } => {}
             // `free` fails only on misuse, which it also reports.
             Held::Short(block) => drop(self.short.free(block)),
             Held::Long(mut blocks) => {
@@ -169,23 +210,43 @@ impl Memory {
 }
 
 impl Buffer {
-    /// Its length in bytes.
-    pub(crate) fn len(&self) -> usize {
+    /// Its length in bytes, never 0.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
+    pub fn len(&self) -> usize {
         self.len
     }
     /// The data, page by page.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let last = self.len - (self.pages.len() - 1) * PAGE;
         let count = self.pages.len();
         let pages = self.pages.iter().flatten().enumerate();
         pages.map(move |(nth, page)| if nth + 1 == count { &page[..last] } else { &page[..] })
     }
     /// The same, to be written.
-    pub(crate) fn pieces_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+    pub fn pieces_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         let last = self.len - (self.pages.len() - 1) * PAGE;
         let count = self.pages.len();
         let pages = self.pages.iter_mut().flatten().enumerate();
         pages.map(move |(nth, page)| if nth + 1 == count { &mut page[..last] } else { &mut page[..] })
+    }
+    /// Fills it with bytes.
+    ///
+    /// # Panics
+    /// If `bytes` has another length.
+    pub fn copy_from(&mut self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.len, "bytes for a buffer of another length");
+        let mut rest = bytes;
+        for piece in self.pieces_mut() {
+            let (here, after) = rest.split_at(piece.len());
+            piece.copy_from_slice(here);
+            rest = after;
+        }
+    }
+    /// A copy of its bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.pieces().flatten().copied().collect()
     }
     /// Changes the order of its pages, so that the data is scattered in memory.
     pub(crate) fn scatter(&mut self, mut below: impl FnMut(usize) -> usize) {
@@ -195,13 +256,22 @@ impl Buffer {
             self.addrs.swap(nth, other);
         }
     }
-    /// Shortens it to its first bytes.
-    pub(crate) fn shorten(&mut self, len: usize) {
+    /// Shortens it to its first bytes; pages behind them are freed.
+    ///
+    /// # Panics
+    /// If `len` is 0 or above its length.
+    pub fn shorten(&mut self, len: usize) {
         assert!(len > 0 && len <= self.len, "{len} bytes of {}", self.len);
         self.len = len;
         self.addrs.truncate(len.div_ceil(PAGE));
         let mut surplus = self.pages.split_off(len.div_ceil(PAGE));
         free_pages_bulk(&mut surplus);
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer").field("len", &self.len).finish_non_exhaustive()
     }
 }
 
@@ -218,6 +288,10 @@ pub(crate) struct Shared {
     bytes: usize,
     addr: u64,
 }
+
+// SAFETY: it owns its block, or has leaked it; `at` points into it and is used through `&self` for reads and `&mut self`
+// for writes of this side, all volatile. No thread has a special part in that.
+unsafe impl Send for Shared {}
 
 impl Shared {
     /// At least so many bytes, zeroed.
@@ -243,6 +317,12 @@ impl Shared {
         // SAFETY: inside of the block (`word`), which this owns or has leaked. The controller may write it at the same
         // time, so the access is volatile.
         u32::from_le(unsafe { self.word(at).read_volatile() })
+    }
+
+    /// A word that several threads use.
+    pub(crate) fn atomic(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: as in `read`; the word is aligned, and lives as long as this.
+        unsafe { AtomicU32::from_ptr(self.word(at)) }
     }
 
     pub(crate) fn write(&mut self, at: usize, value: u32) {

@@ -88,52 +88,13 @@ pub(crate) unsafe fn write(pages: &[u64], rooms: &[Room]) -> Prp {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
 
     use super::*;
-
-    /// Walks the entries like a controller that knows only how many bytes to move. Returns the places of the data,
-    /// piece by piece. `read` is its bus. An error is what a controller would refuse.
-    pub(crate) fn walk(prp: Prp, bytes: usize, read: &mut dyn FnMut(u64) -> u64) -> Result<Vec<(u64, usize)>, String> {
-        let inside = prp.first as usize % PAGE;
-        let mut pieces = vec![(prp.first, bytes.min(PAGE - inside))];
-        let mut left = bytes - pieces[0].1;
-        if left == 0 {
-            return Ok(pieces);
-        }
-        if left <= PAGE {
-            if !(prp.second as usize).is_multiple_of(PAGE) {
-                return Err(format!("the second entry {:#x} lies inside of a page", prp.second));
-            }
-            pieces.push((prp.second, left));
-            return Ok(pieces);
-        }
-        let mut at = prp.second;
-        if !at.is_multiple_of(8) {
-            return Err(format!("the list {at:#x} is not aligned"));
-        }
-        while left > 0 {
-            let entry = read(at);
-            let is_last_of_page = (at as usize + 8).is_multiple_of(PAGE);
-            if is_last_of_page && left > PAGE {
-                if !(entry as usize).is_multiple_of(PAGE) {
-                    return Err(format!("the next list {entry:#x} lies inside of a page"));
-                }
-                at = entry;
-                continue;
-            }
-            if !(entry as usize).is_multiple_of(PAGE) {
-                return Err(format!("the entry {entry:#x} lies inside of a page"));
-            }
-            pieces.push((entry, left.min(PAGE)));
-            left -= left.min(PAGE);
-            at += 8;
-        }
-        Ok(pieces)
-    }
+    use crate::fake::walk;
 
     /// Writes the lists for `pages` into memory of their own. Returns the command's entries, and the lists as the
     /// device sees them; a short list is somewhere in a page.

@@ -1,251 +1,369 @@
-//! A pair of queues: commands go to the controller by one, completions come back by the other.
-//!
-//! Both are rings in memory that the controller reads and writes. Each has a doorbell, a register that tells the
-//! controller this side's position. A completion is new if its phase bit differs from the last round's (section 4.1).
-//! Nothing that the controller writes is trusted before it is checked:
-//! - I1 A command's identifier is the number of a slot. A slot is taken from `push` until `pop` returns its completion.
-//!   A kept slot (`keep`) is not reused until `release`, because an Abort under way names it.
-//! - I2 A completion names this queue and a slot that is taken. Any other is `Error::Broken`, and changes nothing.
-//! - I3 There is one slot fewer than entries, and every command that the controller has not fetched holds a slot. A free slot
-//!   therefore implies a free entry, with one more that stays empty (section 4.1.2). The head of the submission queue, a field of
-//!   each completion, is not needed for that: some controllers report heads that go backwards. Wrong heads are reported, no more.
-//! - I4 `order` has the slots that are taken, in the order in which they were pushed or kept.
-//!
-//! The controller uses the memory of both until it is stopped, so the owner of a queue stops the controller before
-//! dropping the queue.
-use std::sync::atomic::{Ordering, compiler_fence};
+//! A queue of a drive, for one thread.
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::os::fd::BorrowedFd;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
-use crate::bus::{Bus, after_phase, before_doorbell};
-use crate::memory::{Memory, Shared};
-use crate::order::Order;
-use crate::spec::{COMMAND_BYTES, COMPLETION_BYTES, Command, DOORBELLS};
-use crate::{Error, Status};
+use crate::Error;
+use crate::drive::{Core, NAP};
+use crate::future::Pending;
+use crate::lane::To;
+use crate::memory::{Buffer, Want};
+use crate::request::{Done, Refused, Request};
 
-/// A finished command.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Completed<T> {
-    /// The value that was pushed with it.
-    pub(crate) what: T,
-    /// The first double word, the answer of some commands.
-    pub(crate) answer: u32,
-    pub(crate) status: Status,
-    /// Whether its head is behind the last one, or beyond the tail.
-    pub(crate) has_wrong_head: bool,
+/// A pair of queues of a [`Drive`](crate::Drive). One thread uses it; it can be moved to another.
+///
+/// Requests are submitted and polled ([`submit`](Self::submit), [`poll`](Self::poll), [`wait`](Self::wait)), run one at
+/// a time ([`run`](Self::run)), or awaited ([`start`](Self::start)), and these may be mixed. Requests under way have no
+/// order among themselves.
+///
+/// Time-outs and the controller's health are looked after in `poll` and `wait`: a program that has requests out calls
+/// one of them at least a few times in a second. A reset on one thread holds up the queues of the others until it is
+/// over, and their interrupted requests are tried again.
+///
+/// A queue that is dropped while requests are out gives its pair back to the drive, which has the buffers until the
+/// requests are finished; nobody learns how they ended.
+///
+/// ```
+/// use pagemill::{Allocator, Memory};
+/// use pagemill_nvme::{Dma, Drive, Fake, Request, Settings};
+/// use std::time::Duration;
+/// let dma = Dma::new(&Allocator::builder().memory(Memory::anonymous(4096)).build()?);
+/// let drive = Drive::on_fake(&dma, &Fake::new(1000), Settings { queues: 2, ..Settings::default() })?;
+/// let queues = [drive.queue()?, drive.queue()?];
+/// std::thread::scope(|scope| {
+///     for queue in queues {
+///         let drive = &drive;
+///         scope.spawn(move || {
+///             for tag in 0..8 {
+///                 queue.submit(Request::read(tag, drive.buffer(512).unwrap()), tag).unwrap();
+///             }
+///             let mut done = Vec::new();
+///             while queue.out() > 0 {
+///                 queue.wait(Duration::from_secs(1), &mut done).unwrap();
+///             }
+///             assert!(done.len() == 8 && done.iter().all(|done| done.result.is_ok()));
+///         });
+///     }
+/// });
+/// drive.shut_down()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Queue {
+    core: Arc<Core>,
+    /// The pairs that it has: one, or all for a program that drives all from one thread.
+    lanes: Vec<usize>,
+    vectors: Vec<u16>,
+    /// The lane for the next request.
+    turn: Cell<usize>,
+    /// Finished requests until a reset that was asked for.
+    until_reset: Cell<u64>,
+    /// When the controller's health is looked at next, if nothing comes back.
+    next_look: Cell<Duration>,
+    /// Futures that found no room.
+    waiting: RefCell<Vec<Waker>>,
 }
 
-/// The place of one command.
-struct Slot<T> {
-    what: Option<T>,
-    is_kept: bool,
-}
-
-/// A submission queue and its own completion queue. `T` is stored with each command.
-pub(crate) struct Queue<T> {
-    id: u16,
-    depth: u16,
-    commands: Shared,
-    completions: Shared,
-    /// Where the next command goes.
-    tail: u16,
-    /// The tail that was written to the doorbell.
-    rung: u16,
-    /// How far the controller has fetched, by its last completion: a hint (I3).
-    head: u16,
-    /// The next completion.
-    next: u16,
-    /// The phase bit that the next completion has when it is new.
-    phase: bool,
-    /// Completions that the controller has not been told of yet.
-    untold: u16,
-    slots: Box<[Slot<T>]>,
-    /// The slots that are neither taken nor kept.
-    free: Vec<u16>,
-    order: Order,
-    /// How often a slot's contents were looked at.
-    #[cfg(test)]
-    pub(crate) looks: usize,
-}
-
-impl<T> Queue<T> {
-    /// A pair that holds `depth - 1` commands. The caller creates it in the controller.
-    ///
-    /// # Panics
-    /// If `depth` is below 2.
-    pub(crate) fn new(memory: &Memory, id: u16, depth: u16) -> Result<Self, Error> {
-        assert!(depth >= 2, "a queue of {depth}");
-        let commands = Shared::new(memory, usize::from(depth) * COMMAND_BYTES)?;
-        let completions = Shared::new(memory, usize::from(depth) * COMPLETION_BYTES)?;
-        let slots = (0..depth - 1).map(|_| Slot { what: None, is_kept: false }).collect();
-        let free = (0..depth - 1).rev().collect();
-        Ok(Self {
-            id,
-            depth,
-            commands,
-            completions,
-            tail: 0,
-            rung: 0,
-            head: 0,
-            next: 0,
-            phase: true,
-            untold: 0,
-            slots,
-            free,
-            order: Order::new(depth - 1),
-            #[cfg(test)]
-            looks: 0,
-        })
+impl Queue {
+    /// A queue of these lanes, which nobody else has.
+    pub(crate) fn new(core: Arc<Core>, lanes: Vec<usize>) -> Self {
+        let vectors = lanes.iter().filter_map(|&at| core.vector(at)).collect();
+        let until_reset = Cell::new(core.settings.reset_every.unwrap_or(u64::MAX));
+        let (turn, next_look) = (Cell::new(0), Cell::new(Duration::ZERO));
+        Self { core, lanes, vectors, turn, until_reset, next_look, waiting: RefCell::default() }
     }
 
-    pub(crate) fn id(&self) -> u16 {
-        self.id
+    /// Requests under way, and finished ones whose slots an Abort still names.
+    #[must_use]
+    pub fn out(&self) -> usize {
+        self.lanes.iter().map(|&at| self.core.lane(at).out()).sum()
     }
-    pub(crate) fn depth(&self) -> u16 {
-        self.depth
-    }
-    /// The device addresses of both rings.
-    pub(crate) fn addrs(&self) -> (u64, u64) {
-        (self.commands.addr(), self.completions.addr())
-    }
-    /// Slots that are taken or kept.
-    pub(crate) fn out(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-    /// Commands under way.
-    pub(crate) fn commands(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.what.is_some()).count()
-    }
-    pub(crate) fn is_full(&self) -> bool {
-        self.free.is_empty()
-    }
-    /// The oldest command under way, by when it was pushed or kept, and its identifier.
-    pub(crate) fn oldest(&mut self) -> Option<(u16, &mut T)> {
-        #[cfg(test)]
-        {
-            self.looks += 1;
-        }
-        let id = self.order.first()?;
-        Some((id, self.slots[usize::from(id)].what.as_mut()?))
+    /// Whether another request can be submitted.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.lanes.iter().any(|&at| self.core.lane(at).has_room())
     }
 
-    /// Keeps a command's slot from being reused after its completion. The command counts as the newest from now on.
-    pub(crate) fn keep(&mut self, id: u16) {
-        self.slots[usize::from(id)].is_kept = true;
-        self.order.remove(id);
-        self.order.push(id);
+    fn want(&self) -> Want {
+        if self.out() > 0 { Want::Soon } else { Want::Now }
     }
 
-    /// Ends what [`keep`](Self::keep) began.
-    pub(crate) fn release(&mut self, id: u16) {
-        let slot = &mut self.slots[usize::from(id)];
-        if slot.is_kept && slot.what.is_none() {
-            self.free.push(id);
-        }
-        slot.is_kept = false;
-    }
-
-    fn after(&self, at: u16) -> u16 {
-        if at + 1 == self.depth { 0 } else { at + 1 }
-    }
-    /// Entries from one place to another.
-    fn distance(&self, from: u16, to: u16) -> u16 {
-        if to >= from { to - from } else { self.depth - from + to }
-    }
-
-    /// Queues a command. The controller sees it after [`ring`](Self::ring).
-    ///
-    /// # Panics
-    /// If it is full.
-    pub(crate) fn push(&mut self, command: Command, what: T) -> u16 {
-        assert!(!self.is_full(), "queue {} is full", self.id);
-        let id = self.free.pop().expect("a queue that is not full has a free slot");
-        for (word, at) in command.with_id(id).0.into_iter().zip(0..) {
-            self.commands.write(usize::from(self.tail) * COMMAND_BYTES + 4 * at, word);
-        }
-        self.slots[usize::from(id)].what = Some(what);
-        self.order.push(id);
-        self.tail = self.after(self.tail);
-        id
-    }
-
-    /// Tells the controller about queued commands.
-    pub(crate) fn ring(&mut self, bus: &impl Bus, stride: usize) {
-        if self.rung != self.tail {
-            self.rung = self.tail;
-            before_doorbell();
-            bus.write32(DOORBELLS + 2 * usize::from(self.id) * stride, u32::from(self.tail));
-        }
-    }
-
-    /// The next completion, if there is one. After the last one, [`thank`](Self::thank) frees their entries.
+    /// Memory for `len` bytes, or fewer if memory is short. `None` if there is none until requests of this queue come
+    /// back. The contents are whatever the pages had before.
     ///
     /// # Errors
-    /// I2 does not hold for it.
-    pub(crate) fn pop(&mut self) -> Result<Option<Completed<T>>, Error> {
-        let at = usize::from(self.next) * COMPLETION_BYTES;
-        let last = self.completions.read(at + 12);
-        if (last >> 16 & 1 == 1) != self.phase {
-            return Ok(None);
-        }
-        after_phase();
-        let place = self.completions.read(at + 8);
-        let (head, queue) = (place as u16, (place >> 16) as u16);
-        let id = last as u16;
-        if queue != self.id {
-            return Err(self.broken(format!("a completion that names queue {queue}")));
-        }
-        let slot = self.slots.get_mut(usize::from(id));
-        let Some((what, is_kept)) = slot.and_then(|slot| Some((slot.what.take()?, slot.is_kept))) else {
-            return Err(self.broken(format!("a completion of command {id}, which is not out")));
-        };
-        self.order.remove(id);
-        if !is_kept {
-            self.free.push(id);
-        }
-        let told = self.distance(self.head, self.rung);
-        let has_wrong_head = head >= self.depth || self.distance(self.head, head) > told;
-        if !has_wrong_head {
-            self.head = head;
-        }
-        let answer = self.completions.read(at);
-        self.next = self.after(self.next);
-        self.phase ^= self.next == 0;
-        self.untold += 1;
-        Ok(Some(Completed { what, answer, status: Status((last >> 17) as u16), has_wrong_head }))
+    /// There is not enough for a single request, and none will come back.
+    pub fn buffer(&self, len: usize) -> Result<Option<Buffer>, Error> {
+        self.core.buffer(len, self.want())
     }
 
-    /// Gives the entries of popped completions back to the controller.
-    pub(crate) fn thank(&mut self, bus: &impl Bus, stride: usize) {
-        if self.untold > 0 {
-            self.untold = 0;
-            // The entries are read before they are given back.
-            compiler_fence(Ordering::SeqCst);
-            bus.write32(DOORBELLS + (2 * usize::from(self.id) + 1) * stride, u32::from(self.next));
+    /// Submits a request. The controller sees it at the next [`ring`](Self::ring), [`poll`](Self::poll) or
+    /// [`wait`](Self::wait); several then cost one write to a register. `tag` comes back with it.
+    ///
+    /// # Errors
+    /// [`Refused`] has the request. [`Error::Busy`]: the queue is full, or memory is short until requests come back.
+    /// [`Error::Request`]: the drive has no such blocks, cannot do this, or the buffer is not of its [`Dma`](crate::Dma).
+    /// [`Error::Stopped`]: the drive was stopped.
+    #[expect(clippy::result_large_err, reason = "the request comes back by value, as it came")]
+    pub fn submit(&self, request: Request, tag: u64) -> Result<(), Refused> {
+        self.hand_in(request, To::Poll(tag))
+    }
+
+    #[expect(clippy::result_large_err, reason = "as in `submit`")]
+    pub(crate) fn hand_in(&self, request: Request, to: To) -> Result<(), Refused> {
+        let core = &*self.core;
+        if let Err(error) = core.check(&request) {
+            return Err(Refused { request, error });
+        }
+        let (want, count) = (self.want(), self.lanes.len());
+        for nth in 0..count {
+            let at = (self.turn.get() + nth) % count;
+            let mut lane = core.lane(self.lanes[at]);
+            // Looked at under the lock: a drive that stops ends the requests of a lane under the same lock.
+            if let Err(error) = core.is_open() {
+                return Err(Refused { request, error });
+            }
+            if lane.has_room() {
+                self.turn.set((at + 1) % count);
+                return lane.take(core, request, to, want);
+            }
+        }
+        Err(Refused { request, error: Error::Busy("the queue is full") })
+    }
+
+    /// Tells the controller about submitted requests.
+    pub fn ring(&self) {
+        self.lanes.iter().for_each(|&at| self.core.lane(at).ring(&self.core));
+    }
+
+    /// Adds the requests that have come back to `done`, and says how many. It does not wait, and wakes futures.
+    ///
+    /// # Errors
+    /// The drive failed for good, and was stopped: all requests that were out are in `done`, with errors. Or it was
+    /// stopped before, and nothing is left to come back.
+    pub fn poll(&self, done: &mut Vec<Done>) -> Result<usize, Error> {
+        let rounded = self.round();
+        let before = done.len();
+        for &at in &self.lanes {
+            done.extend(self.core.lane(at).done.drain(..));
+        }
+        match rounded {
+            // What was finished is handed out first; the next call has nothing but the error.
+            Err(Error::Stopped(_)) if done.len() > before => {}
+            other => _ = other?,
+        }
+        Ok(done.len() - before)
+    }
+
+    /// One round: how many requests it finished, those of futures among them.
+    pub(crate) fn round(&self) -> Result<usize, Error> {
+        let core = &*self.core;
+        if self.until_reset.get() == 0 {
+            self.until_reset.set(core.settings.reset_every.unwrap_or(u64::MAX));
+            core.reset_as_asked()?;
+        }
+        let landed = core.round(&self.lanes);
+        if !matches!(landed, Ok(0)) {
+            self.waiting.take().into_iter().for_each(Waker::wake);
+        }
+        let landed = landed?;
+        // Counts finished requests. Counting submitted ones could reset it for ever without progress.
+        self.until_reset.set(self.until_reset.get().saturating_sub(landed as u64));
+        Ok(landed)
+    }
+
+    /// Waits until a request comes back, at most for `limit`, and adds all that have to `done`. With nothing out it
+    /// returns at once.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn wait(&self, limit: Duration, done: &mut Vec<Done>) -> Result<usize, Error> {
+        let begin = self.core.now();
+        loop {
+            let got = self.poll(done)?;
+            let left = limit.saturating_sub(self.core.now().saturating_sub(begin));
+            if got > 0 || left.is_zero() || self.out() == 0 {
+                return Ok(got);
+            }
+            self.idle(left)?;
         }
     }
 
-    /// Resets it, and returns the values of commands under way. Only while the controller is stopped.
-    pub(crate) fn clear(&mut self) -> Vec<T> {
-        self.commands.clear();
-        self.completions.clear();
-        (self.tail, self.rung, self.head, self.next, self.untold, self.phase) = (0, 0, 0, 0, 0, true);
-        self.forget()
+    /// Nothing came back: waits for an interrupt, if there are some, and looks at the controller's health now and then.
+    fn idle(&self, limit: Duration) -> Result<(), Error> {
+        let core = &*self.core;
+        if self.vectors.is_empty() {
+            std::hint::spin_loop();
+        } else {
+            core.sleep(&self.lanes, &self.vectors, limit)?;
+        }
+        let now = core.now();
+        if now >= self.next_look.get() {
+            self.next_look.set(now + NAP);
+            core.look_at_health()?;
+        }
+        Ok(())
     }
 
-    /// Takes the values of commands under way from the slots.
-    pub(crate) fn forget(&mut self) -> Vec<T> {
-        self.free = (0..self.depth - 1).rev().collect();
-        self.order.clear();
-        self.slots.iter_mut().for_each(|slot| slot.is_kept = false);
-        self.slots.iter_mut().filter_map(|slot| slot.what.take()).collect()
+    /// Runs one request, and waits for it. Others of this queue go on meanwhile.
+    ///
+    /// ```
+    /// # use pagemill::{Allocator, Memory};
+    /// # use pagemill_nvme::{BlockRange, Dma, Drive, Fake, Request, Settings};
+    /// # let dma = Dma::new(&Allocator::builder().memory(Memory::anonymous(4096)).build()?);
+    /// # let drive = Drive::on_fake(&dma, &Fake::new(1000), Settings::default())?;
+    /// let queue = drive.queue()?;
+    /// queue.run(Request::write_zeroes(BlockRange { lba: 0, blocks: 100 })).ok()?;
+    /// queue.run(Request::deallocate(vec![BlockRange { lba: 100, blocks: 50 }])).ok()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn run(&self, request: Request) -> Done {
+        self.block_on(self.start(request))
     }
 
-    /// Never frees its memory: see [`Shared::leak`].
-    pub(crate) fn leak(&mut self) {
-        self.commands.leak();
-        self.completions.leak();
+    /// Reads `len` bytes, whole blocks, from block `lba` on, and waits for them.
+    ///
+    /// ```
+    /// # use pagemill::{Allocator, Memory};
+    /// # use pagemill_nvme::{Dma, Drive, Fake, Settings};
+    /// # let dma = Dma::new(&Allocator::builder().memory(Memory::anonymous(4096)).build()?);
+    /// # let drive = Drive::on_fake(&dma, &Fake::new(1000), Settings::default())?;
+    /// let queue = drive.queue()?;
+    /// let mut buffer = drive.buffer(512)?;
+    /// buffer.copy_from(&[7; 512]);
+    /// queue.write(3, buffer)?;
+    /// queue.flush()?;
+    /// assert_eq!(queue.read(3, 512)?.to_vec(), [7; 512]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn read(&self, lba: u64, len: usize) -> Result<Buffer, Error> {
+        let buffer = self.core.whole_buffer(len)?;
+        with_buffer(self.run(Request::read(lba, buffer)))
     }
 
-    fn broken(&self, what: String) -> Error {
-        Error::Broken(format!("queue {}: {what}", self.id))
+    /// Writes a buffer to the blocks from `lba` on, waits for it, and returns the buffer.
+    ///
+    /// # Errors
+    /// How it failed. The blocks have their old or their new contents then.
+    pub fn write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, Error> {
+        with_buffer(self.run(Request::write(lba, buffer)))
+    }
+
+    /// Puts all written data on the medium whose requests have come back, and waits for that.
+    ///
+    /// # Errors
+    /// How it failed.
+    pub fn flush(&self) -> Result<(), Error> {
+        self.run(Request::flush()).result
+    }
+
+    /// A request as a future. It is submitted at its first poll. No runtime is needed: whoever polls the future, or
+    /// calls [`poll`](Self::poll) of the queue, makes progress, and the future's waker is called when it is finished.
+    /// A future that is dropped leaves its request to the drive, which finishes it.
+    ///
+    /// ```
+    /// # use pagemill::{Allocator, Memory};
+    /// # use pagemill_nvme::{Dma, Drive, Fake, Request, Settings};
+    /// # let dma = Dma::new(&Allocator::builder().memory(Memory::anonymous(4096)).build()?);
+    /// # let drive = Drive::on_fake(&dma, &Fake::new(1000), Settings::default())?;
+    /// let queue = drive.queue()?;
+    /// let copied = queue.block_on(async {
+    ///     let read = queue.start(Request::read(0, drive.buffer(4096)?)).await.ok()?;
+    ///     let buffer = read.into_buffer().unwrap();
+    ///     queue.start(Request::write(8, buffer).durable()).await.ok()
+    /// })?;
+    /// assert_eq!(copied.lba(), 8);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn start(&self, request: Request) -> Pending<'_> {
+        Pending::new(self, request)
+    }
+
+    /// Runs a future of this queue's requests on this thread, until it is ready.
+    ///
+    /// It polls the future again whenever something may have come back, so futures that wait for something else are
+    /// polled too, at least ten times in a second.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let woken = Arc::new(Woken(AtomicBool::new(false)));
+        let waker = Waker::from(Arc::clone(&woken));
+        let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
+        loop {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                return output;
+            }
+            // Acquire and Release: what was done before the wake is seen by the next poll.
+            if woken.0.swap(false, Ordering::Acquire) {
+                continue;
+            }
+            // An error ends the requests, so the next poll of their futures has it.
+            let _ = self.idle(NAP);
+        }
+    }
+
+    pub(crate) fn wait_for_room(&self, waker: &Waker) {
+        self.waiting.borrow_mut().push(waker.clone());
+    }
+
+    /// The descriptor that becomes readable when requests come back, for an event loop. `None` without interrupts.
+    ///
+    /// When it is readable, call [`quiet`](Self::quiet) first and [`poll`](Self::poll) then, so that no completion is
+    /// missed. Poll now and then in any case, for time-outs.
+    ///
+    /// ```
+    /// # use pagemill::{Allocator, Memory};
+    /// # use pagemill_nvme::{Dma, Drive, Fake, Settings};
+    /// # let dma = Dma::new(&Allocator::builder().memory(Memory::anonymous(4096)).build()?);
+    /// # let drive = Drive::on_fake(&dma, &Fake::new(1000), Settings::default())?;
+    /// let queue = drive.queue()?;
+    /// assert!(queue.event().is_none(), "the drive in memory has no interrupts");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn event(&self) -> Option<BorrowedFd<'_>> {
+        self.core.bus.event(*self.vectors.first()?)
+    }
+
+    /// Makes [`event`](Self::event) unreadable until more requests come back.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn quiet(&self) -> Result<(), Error> {
+        self.vectors.iter().try_for_each(|&vector| self.core.bus.quiet(vector))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn looks(&self) -> usize {
+        self.lanes.iter().map(|&at| self.core.lane(at).pair.looks).sum()
+    }
+}
+
+/// The waker of [`Queue::block_on`].
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+fn with_buffer(done: Done) -> Result<Buffer, Error> {
+    let request = done.ok()?;
+    // A request that succeeded has its buffer: only one that could not be stopped comes back without.
+    request.into_buffer().ok_or_else(|| Error::Stopped("the buffer is still the controller's".to_owned()))
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        for &at in &self.lanes {
+            let done = self.core.lane(at).abandon();
+            drop(done);
+        }
     }
 }

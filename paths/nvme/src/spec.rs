@@ -77,11 +77,15 @@ impl Capabilities {
 
 /// Operations of the admin queue.
 pub(crate) mod admin {
+    pub(crate) const DELETE_SQ: u8 = 0x00;
     pub(crate) const CREATE_SQ: u8 = 0x01;
+    pub(crate) const GET_LOG: u8 = 0x02;
+    pub(crate) const DELETE_CQ: u8 = 0x04;
     pub(crate) const CREATE_CQ: u8 = 0x05;
     pub(crate) const IDENTIFY: u8 = 0x06;
     pub(crate) const ABORT: u8 = 0x08;
     pub(crate) const SET_FEATURES: u8 = 0x09;
+    pub(crate) const DOORBELL_BUFFER: u8 = 0x7c;
     /// Identify: a namespace.
     pub(crate) const CNS_NAMESPACE: u32 = 0;
     /// Identify: the controller.
@@ -90,6 +94,12 @@ pub(crate) mod admin {
     pub(crate) const CNS_NAMESPACES: u32 = 2;
     /// Identify: the list of a namespace's descriptors.
     pub(crate) const CNS_DESCRIPTORS: u32 = 3;
+    /// Identify: the controller's limits for the NVM command set.
+    pub(crate) const CNS_LIMITS: u32 = 6;
+    /// Log: the latest errors.
+    pub(crate) const LOG_ERRORS: u32 = 1;
+    /// Log: its health.
+    pub(crate) const LOG_HEALTH: u32 = 2;
     /// The feature "number of queues".
     pub(crate) const QUEUES: u32 = 0x07;
 }
@@ -99,7 +109,12 @@ pub(crate) mod io {
     pub(crate) const FLUSH: u8 = 0x00;
     pub(crate) const WRITE: u8 = 0x01;
     pub(crate) const READ: u8 = 0x02;
+    pub(crate) const WRITE_ZEROES: u8 = 0x08;
+    pub(crate) const DATASET_MANAGEMENT: u8 = 0x09;
 }
+
+/// Double word 12: the data is on the medium before the command comes back (Force Unit Access).
+pub(crate) const FUA: u32 = 1 << 30;
 
 /// An entry of a submission queue. Its identifier is set when it is queued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,10 +138,15 @@ impl Command {
         self.0[at] = value;
         self
     }
+    /// With more bits in a double word.
+    pub(crate) fn or(mut self, at: usize, bits: u32) -> Self {
+        self.0[at] |= bits;
+        self
+    }
     /// With the place of a read or write: `blocks` blocks, at least one, from `lba`.
     pub(crate) fn place(mut self, lba: u64, blocks: u32) -> Self {
         self.put64(10, lba);
-        // Counted from 0, in 16 bits; the caller stays within `drive::MOST_BLOCKS`.
+        // Counted from 0, in 16 bits; the caller stays within `request::MOST_BLOCKS`.
         self.0[12] = (blocks - 1) & 0xffff;
         self
     }

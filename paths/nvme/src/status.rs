@@ -41,6 +41,8 @@ const KNOWN: &[Row] = &[
     (1, 0x02, "invalid length of a queue", OURS),
     (1, 0x03, "too many aborts at once", AGAIN),
     (1, 0x08, "invalid interrupt vector", "try --poll"),
+    (1, 0x09, "there is no such log", "the drive lacks what was asked for"),
+    (1, 0x0c, "a queue that others use cannot be deleted", OURS),
     (1, 0x80, "attributes that conflict", OURS),
     (1, 0x81, "invalid protection information", "namespaces with protection information are not supported"),
     (1, 0x82, "a write to a range that is read-only", "write elsewhere"),
@@ -95,9 +97,9 @@ impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = self.known().map(|row| row.2);
         let what = what.unwrap_or(match self.kind() {
-            0 => "an error that this program has no word for",
-            1 => "an error of this kind of command that this program has no word for",
-            2 => "an error of the medium that this program has no word for",
+            0 => "an error that has no name here",
+            1 => "an error of this kind of command that has no name here",
+            2 => "an error of the medium that has no name here",
             3 => "an error of the path to the drive",
             _ => "an error of the maker's own",
         });

@@ -4,19 +4,13 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
 use crate::Error;
-use crate::bus::Bus;
-use crate::drive::{Done, Drive, Op, Request};
+use crate::drive::{Drive, NAP};
 use crate::memory::Buffer;
+use crate::queue::Queue;
+use crate::request::{BlockRange, Done, Op, Refused, Request};
 
 /// Vectors that the system takes at once.
 const MOST_VECTORS: usize = 1024;
-
-/// A range of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
-    pub(crate) lba: u64,
-    pub(crate) blocks: u64,
-}
 
 /// The other side of a transfer.
 pub(crate) enum Place {
@@ -30,7 +24,7 @@ pub(crate) enum Place {
 /// A requested transfer.
 pub(crate) struct Transfer<'a> {
     pub(crate) op: Op,
-    pub(crate) range: Range,
+    pub(crate) range: BlockRange,
     /// Bytes of the largest command.
     pub(crate) piece: usize,
     /// The seed for pieces of random lengths in random order, each on pages in random order. Only for a `Place::File`.
@@ -69,12 +63,12 @@ impl Random {
 
 /// The pieces of a range that have not been requested yet.
 enum Pieces {
-    InOrder(Range),
-    Shuffled(Vec<Range>),
+    InOrder(BlockRange),
+    Shuffled(Vec<BlockRange>),
 }
 
 impl Pieces {
-    fn new(range: Range, most: u64, random: Option<&mut Random>) -> Self {
+    fn new(range: BlockRange, most: u64, random: Option<&mut Random>) -> Self {
         let Some(random) = random else { return Self::InOrder(range) };
         let (mut pieces, mut at, end) = (Vec::new(), range.lba, range.lba + range.blocks);
         while at < end {
@@ -83,7 +77,7 @@ impl Pieces {
             let most_here = if random.below(8) == 0 { most } else { most >> random.below(most.ilog2() as u64 + 1) };
             let blocks = if most_here == most { most } else { 1 + random.below(most_here) };
             let blocks = blocks.min(end - at);
-            pieces.push(Range { lba: at, blocks });
+            pieces.push(BlockRange { lba: at, blocks });
             at += blocks;
         }
         for nth in (1..pieces.len()).rev() {
@@ -92,11 +86,11 @@ impl Pieces {
         Self::Shuffled(pieces)
     }
 
-    fn next(&mut self, most: u64) -> Option<Range> {
+    fn next(&mut self, most: u64) -> Option<BlockRange> {
         match self {
             Self::InOrder(range) if range.blocks == 0 => None,
             Self::InOrder(range) => {
-                let piece = Range { blocks: range.blocks.min(most), ..*range };
+                let piece = BlockRange { blocks: range.blocks.min(most), ..*range };
                 (range.lba, range.blocks) = (range.lba + piece.blocks, range.blocks - piece.blocks);
                 Some(piece)
             }
@@ -105,7 +99,7 @@ impl Pieces {
     }
 
     /// Puts a piece back, which comes next.
-    fn put_back(&mut self, rest: Range) {
+    fn put_back(&mut self, rest: BlockRange) {
         match self {
             Self::InOrder(range) => (range.lba, range.blocks) = (rest.lba, range.blocks + rest.blocks),
             Self::Shuffled(pieces) => pieces.push(rest),
@@ -118,13 +112,14 @@ impl Transfer<'_> {
     ///
     /// # Errors
     /// The first error. All requests have come back then.
-    pub(crate) fn run<B: Bus>(
+    pub(crate) fn run(
         self,
-        drive: &mut Drive<B>,
-        check: &mut dyn FnMut(&mut Drive<B>) -> Result<(), Error>,
+        drive: &Drive,
+        queue: &Queue,
+        check: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<Moved, Error> {
         let block = u64::from(drive.namespace().block_size);
-        let (Range { lba, blocks }, there) = (self.range, drive.namespace());
+        let (BlockRange { lba, blocks }, there) = (self.range, drive.namespace());
         // The whole range is checked before anything moves: the drive would refuse only the pieces beyond its end.
         if lba.checked_add(blocks).is_none_or(|end| end > there.blocks) {
             let (id, there) = (there.id, there.blocks);
@@ -150,29 +145,26 @@ impl Transfer<'_> {
         let mut failed = None;
         loop {
             if failed.is_none()
-                && let Err(error) = check(drive).and_then(|()| way.fill(drive))
+                && let Err(error) = check().and_then(|()| way.fill(queue))
             {
                 // A signal also ends a read from a pipe, and is the better error.
-                failed = Some(check(drive).err().unwrap_or(error));
+                failed = Some(check().err().unwrap_or(error));
             }
-            if drive.out() == 0 {
+            if queue.out() == 0 {
                 break;
             }
-            drive.wait(&mut done)?;
+            queue.wait(NAP, &mut done)?;
             for done in done.drain(..) {
-                if let Some(error) = drive.failure(&done) {
+                let landed = if failed.is_none() { way.landed(done) } else { done.result };
+                if let Err(error) = landed {
                     failed.get_or_insert(error);
-                } else if failed.is_none()
-                    && let Err(error) = way.landed(done)
-                {
-                    failed = Some(error);
                 }
             }
         }
         if let Some(error) = failed {
             return Err(error);
         }
-        way.finish(drive).map_err(|error| check(drive).err().unwrap_or(error))
+        way.finish(drive, queue).map_err(|error| check().err().unwrap_or(error))
     }
 }
 
@@ -196,29 +188,32 @@ struct Way<'a> {
 
 impl Way<'_> {
     /// Submits requests as long as there are pieces, with room and memory for them.
-    fn fill<B: Bus>(&mut self, drive: &mut Drive<B>) -> Result<(), Error> {
-        while drive.has_room() && self.early.len() <= drive.out() {
+    fn fill(&mut self, queue: &Queue) -> Result<(), Error> {
+        while queue.has_room() && self.early.len() <= queue.out() {
             let request = match self.held_back.take() {
                 Some(request) => request,
-                None => match self.request(drive)? {
+                None => match self.request(queue)? {
                     Some(request) => request,
                     None => break,
                 },
             };
-            if let Some(request) = drive.submit(request)? {
-                self.moved.short += 1;
-                self.held_back = Some(request);
-                break;
+            match queue.submit(request, 0) {
+                Ok(()) => self.moved.requests += 1,
+                Err(Refused { request, error: Error::Busy(_) }) => {
+                    self.moved.short += 1;
+                    self.held_back = Some(request);
+                    break;
+                }
+                Err(refused) => return Err(refused.error),
             }
-            self.moved.requests += 1;
         }
-        drive.ring();
+        queue.ring();
         Ok(())
     }
 
-    fn request<B: Bus>(&mut self, drive: &mut Drive<B>) -> Result<Option<Request>, Error> {
+    fn request(&mut self, queue: &Queue) -> Result<Option<Request>, Error> {
         let Some(mut piece) = self.pieces.next(self.most) else { return Ok(None) };
-        let Some(mut buffer) = drive.buffer((piece.blocks * self.block) as usize)? else {
+        let Some(mut buffer) = queue.buffer((piece.blocks * self.block) as usize)? else {
             self.moved.short += 1;
             self.pieces.put_back(piece);
             return Ok(None);
@@ -226,7 +221,7 @@ impl Way<'_> {
         let got = buffer.len() as u64 / self.block;
         if got < piece.blocks {
             self.moved.short += 1;
-            self.pieces.put_back(Range { lba: piece.lba + got, blocks: piece.blocks - got });
+            self.pieces.put_back(BlockRange { lba: piece.lba + got, blocks: piece.blocks - got });
             piece.blocks = got;
         }
         if let Some(random) = &mut self.random {
@@ -235,7 +230,10 @@ impl Way<'_> {
         if self.transfer.op == Op::Write && !self.load(piece.lba, &mut buffer)? {
             return Ok(None);
         }
-        Ok(Some(Request { op: self.transfer.op, lba: piece.lba, buffer: Some(buffer) }))
+        let lba = piece.lba;
+        let request =
+            if self.transfer.op == Op::Write { Request::write(lba, buffer) } else { Request::read(lba, buffer) };
+        Ok(Some(request))
     }
 
     /// Fills a buffer with the data for `lba`. False if the pipe has ended; then there are no more pieces.
@@ -260,7 +258,7 @@ impl Way<'_> {
                 if got == buffer.len() {
                     return Ok(true);
                 }
-                self.pieces = Pieces::InOrder(Range { lba, blocks: 0 });
+                self.pieces = Pieces::InOrder(BlockRange { lba, blocks: 0 });
                 let (block, rest) = (self.block, got as u64 % self.block);
                 if rest != 0 {
                     let why = format!("{name} ends {rest} bytes into a block of {block}: these are not written");
@@ -278,7 +276,9 @@ impl Way<'_> {
 
     /// Handles a finished request: data that was read goes to the file or pipe.
     fn landed(&mut self, done: Done) -> Result<(), Error> {
-        let Some(buffer) = done.request.buffer else { return Ok(()) };
+        let request = done.ok()?;
+        let lba = request.lba;
+        let Some(buffer) = request.buffer else { return Ok(()) };
         self.moved.bytes += buffer.len() as u64;
         if self.transfer.op != Op::Read {
             return Ok(());
@@ -287,11 +287,11 @@ impl Way<'_> {
         let failed = |error| Error::io(name, error);
         match &mut self.transfer.place {
             Place::File(file) => {
-                let at = (done.request.lba - self.transfer.range.lba) * self.block;
+                let at = (lba - self.transfer.range.lba) * self.block;
                 write_at(file, &buffer, at).map_err(failed)
             }
             Place::Writer(writer) => {
-                self.early.insert(done.request.lba, buffer);
+                self.early.insert(lba, buffer);
                 while let Some(buffer) = self.early.remove(&self.next) {
                     buffer.pieces().try_for_each(|piece| writer.write_all(piece)).map_err(failed)?;
                     self.next += buffer.len() as u64 / self.block;
@@ -303,7 +303,7 @@ impl Way<'_> {
     }
 
     /// Makes the data durable, on the drive or in the file.
-    fn finish<B: Bus>(mut self, drive: &mut Drive<B>) -> Result<Moved, Error> {
+    fn finish(mut self, drive: &Drive, queue: &Queue) -> Result<Moved, Error> {
         let name = self.transfer.name;
         let failed = |error| Error::io(name, error);
         match &mut self.transfer.place {
@@ -312,9 +312,9 @@ impl Way<'_> {
             _ => {}
         }
         if self.transfer.op == Op::Write && drive.info().has_write_cache {
-            flush(drive)?;
+            queue.flush()?;
         }
-        let Range { blocks, .. } = self.transfer.range;
+        let BlockRange { blocks, .. } = self.transfer.range;
         if let Place::Reader(reader) = &mut self.transfer.place
             && self.transfer.is_to_end
             && self.moved.bytes == blocks * self.block
@@ -325,16 +325,6 @@ impl Way<'_> {
         }
         self.surplus.map_or(Ok(self.moved), Err)
     }
-}
-
-/// Flushes the drive's cache.
-fn flush<B: Bus>(drive: &mut Drive<B>) -> Result<(), Error> {
-    drive.submit(Request { op: Op::Flush, lba: 0, buffer: None })?;
-    let mut done = Vec::new();
-    while drive.out() > 0 {
-        drive.wait(&mut done)?;
-    }
-    done.iter().find_map(|done| drive.failure(done)).map_or(Ok(()), Err)
 }
 
 /// Fills a buffer from a place in a file.

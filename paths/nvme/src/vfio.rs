@@ -3,11 +3,13 @@
 //! A container has one set of IOMMU tables, a group is the unit that the IOMMU can isolate, a device belongs to a
 //! group. They are opened in this order. When they are closed, also by the end of the process, the kernel switches off
 //! the function's access to memory and removes its tables. Numbers and structures are from `linux/vfio.h`.
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -98,6 +100,12 @@ struct Registers {
     bytes: usize,
 }
 
+// SAFETY: the mapping is of the process, and each access is one volatile read or write of a register, which any thread
+// may do at any time.
+unsafe impl Send for Registers {}
+// SAFETY: as above.
+unsafe impl Sync for Registers {}
+
 impl Drop for Registers {
     fn drop(&mut self) {
         // SAFETY: mapped by `registers`, and no longer used: only this value's owner accesses it.
@@ -105,10 +113,10 @@ impl Drop for Registers {
     }
 }
 
-/// A container with its IOMMU, and a group in it. `VfioMap` is made from it.
+/// A container with its IOMMU, and the groups of drives in it, by their numbers. `VfioMap` is made from it.
 pub(crate) struct Container {
     container: OwnedFd,
-    group: OwnedFd,
+    groups: Mutex<BTreeMap<String, OwnedFd>>,
 }
 
 /// A function that this process drives.
@@ -118,12 +126,19 @@ pub(crate) struct VfioDevice {
     device: File,
     events: Vec<OwnedFd>,
     begin: Instant,
-    _container: Container,
 }
 
 impl Container {
-    /// Opens the group of a drive that is bound to `vfio-pci`.
+    /// A container with the group of a drive.
     pub(crate) fn open(system: &System, drive: &Function) -> Result<Self, Error> {
+        let container = Self { container: open(&system.dev.join("vfio/vfio"))?, groups: Mutex::default() };
+        container.join(system, drive)?;
+        Ok(container)
+    }
+
+    /// Adds the group of a drive that is bound to `vfio-pci`, if it is not there already. The kernel gives the group
+    /// the mappings that the container has.
+    pub(crate) fn join(&self, system: &System, drive: &Function) -> Result<(), Error> {
         let number = group_of(drive)?;
         let driver = drive.driver();
         if driver.as_deref() != Some("vfio-pci") {
@@ -131,7 +146,11 @@ impl Container {
             let what = format!("{} is not bound to vfio-pci: {who}", drive.address);
             return Err(Error::Unavailable { what, next: "bind it first (pagemill nvme bind)" });
         }
-        let container = open(&system.dev.join("vfio/vfio"))?;
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        if groups.contains_key(&number) {
+            return Ok(());
+        }
+        let container = &self.container;
         let group = open(&system.dev.join("vfio").join(&number))?;
         let refused = |what: &str| {
             let what = format!("IOMMU group {number}: {what}");
@@ -153,6 +172,10 @@ impl Container {
         let mut number_of: RawFd = container.as_raw_fd();
         // SAFETY: VFIO_GROUP_SET_CONTAINER reads a descriptor's number.
         unsafe { ask_of(group.as_fd(), GROUP_SET_CONTAINER, &mut number_of) }.map_err(refused("its container"))?;
+        if !groups.is_empty() {
+            groups.insert(number, group);
+            return Ok(()); // The container has its IOMMU.
+        }
         ask(container.as_fd(), SET_IOMMU, TYPE1).map_err(|error| match error.raw_os_error() {
             Some(libc::EPERM) => Error::Unavailable {
                 what: "VFIO refuses: this machine's IOMMU does not keep interrupts apart".to_owned(),
@@ -161,7 +184,8 @@ impl Container {
             },
             _ => refused("its IOMMU")(error),
         })?;
-        Ok(Self { container, group })
+        groups.insert(number, group);
+        Ok(())
     }
 
     /// The descriptor for a `VfioMap`.
@@ -172,14 +196,18 @@ impl Container {
 
 impl VfioDevice {
     /// Opens the drive of a container, with `vectors` interrupts; without interrupts, completions are polled.
-    pub(crate) fn open(container: Container, drive: &Function, vectors: u16) -> Result<Self, Error> {
+    pub(crate) fn open(container: &Container, drive: &Function, vectors: u16) -> Result<Self, Error> {
         let refused = |what: &str| {
             let what = format!("{}: {what}", drive.address);
             move |error| Error::io(what, error)
         };
         let mut name = format!("{}\0", drive.address).into_bytes();
+        let number = group_of(drive)?;
+        let groups = container.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let group =
+            groups.get(&number).ok_or_else(|| Error::Request(format!("group {number} is not in the container")))?;
         // SAFETY: VFIO_GROUP_GET_DEVICE_FD reads a name that ends with a zero byte.
-        let fd = unsafe { ask_of(container.group.as_fd(), GROUP_GET_DEVICE_FD, name.as_mut_slice()) };
+        let fd = unsafe { ask_of(group.as_fd(), GROUP_GET_DEVICE_FD, name.as_mut_slice()) };
         let fd = fd.map_err(refused("opening it by VFIO"))?;
         // SAFETY: the kernel has just made this descriptor for this process.
         let device = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -187,7 +215,7 @@ impl VfioDevice {
         let registers = registers(&device).map_err(refused("its registers"))?;
         let begin = Instant::now();
         let config = config.offset;
-        let mut opened = Self { registers, config, device, events: Vec::new(), begin, _container: container };
+        let mut opened = Self { registers, config, device, events: Vec::new(), begin };
         if vectors > 0 {
             opened.interrupts(drive, vectors)?;
         }
@@ -274,20 +302,29 @@ impl Bus for VfioDevice {
         self.events.len() as u16
     }
 
-    fn wait(&self, limit: Duration) -> Result<(), Error> {
-        let mut fds: Vec<_> = self.events.iter().map(|event| PollFd::new(event, PollFlags::IN)).collect();
+    fn event(&self, vector: u16) -> Option<BorrowedFd<'_>> {
+        self.events.get(usize::from(vector)).map(AsFd::as_fd)
+    }
+
+    fn quiet(&self, vector: u16) -> Result<(), Error> {
+        let Some(event) = self.event(vector) else { return Ok(()) };
+        match rustix::io::read(event, &mut [0; 8]) {
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(errno) => Err(Error::io("reading interrupts", errno)),
+        }
+    }
+
+    fn wait(&self, vectors: &[u16], limit: Duration) -> Result<(), Error> {
+        let events = vectors.iter().filter_map(|&vector| Some((vector, self.event(vector)?)));
+        let (vectors, events): (Vec<_>, Vec<_>) = events.unzip();
+        let mut fds: Vec<_> = events.iter().map(|event| PollFd::new(event, PollFlags::IN)).collect();
         let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         match poll(&mut fds, Some(&limit)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(Error::io("waiting for interrupts", errno)),
         }
-        for (event, _) in self.events.iter().zip(&fds).filter(|(_, fd)| fd.revents().contains(PollFlags::IN)) {
-            match rustix::io::read(event, &mut [0; 8]) {
-                Ok(_) | Err(Errno::AGAIN) => {}
-                Err(errno) => return Err(Error::io("reading interrupts", errno)),
-            }
-        }
-        Ok(())
+        let came = vectors.iter().zip(&fds).filter(|(_, fd)| fd.revents().contains(PollFlags::IN));
+        came.into_iter().try_for_each(|(&vector, _)| self.quiet(vector))
     }
 
     fn now(&self) -> Duration {

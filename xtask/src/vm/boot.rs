@@ -15,6 +15,8 @@ use crate::shell::{Cmd, Ran, Shell, quoted};
 use crate::suites;
 use crate::tally::Tally;
 
+/// What a machine says of its steps, and of tests, begins so.
+const TOLD: &[&str] = &[STARTED, "== ", "vm: begin ", "vm: the test ended "];
 /// The first line that `tests/vm/init` prints.
 const STARTED: &str = "vm: started";
 /// Arguments for every kernel. `cryptomgr.notests`: under emulation a test of a cipher has hung at boot, for ever. `norandmaps`:
@@ -54,6 +56,7 @@ impl Arch {
 
 /// Runs a script in a machine of its own.
 pub(super) fn run(shell: &Shell, script: &Script) -> Result<Tally> {
+    shell.tell(&format!("{}: fetching the kernel, building what runs in the machine", script.name));
     let kernel = Kernel::fetch(shell, script.arch, script.head("kernel-package").first().map(String::as_str))?;
     let root = shell.own_target("vm").join(&script.name);
     fill(shell, script, &root)?;
@@ -135,6 +138,13 @@ fn fill(shell: &Shell, script: &Script, root: &Path) -> Result<()> {
         let program = program.with_context(|| format!("cargo built no {name}"))?;
         put_built(script.arch, &program.path, root, &format!("tests/{name}"))?;
     }
+    for name in script.head("examples") {
+        ensure!(script.arch == Arch::X86_64, "examples are built for this machine's processor");
+        let (package, example) = name.split_once('/').context("examples are named PACKAGE/EXAMPLE")?;
+        let build = format!("build --locked --release -p {package} --example {example}");
+        shell.cargo(&build).limit(BUILD_LIMIT).run("vm-build-example")?.expect_ok()?;
+        put_linked(&shell.target.join("release/examples").join(example), root, &format!("bin/{example}"))?;
+    }
     for package in script.head("crate") {
         put_built(script.arch, &program(shell, script.arch, &package)?, root, "bin/pagemill")?;
     }
@@ -166,7 +176,9 @@ fn start(shell: &Shell, script: &Script, kernel: &Kernel, root: &Path, initrd: &
     for disk in script.head("disks") {
         qemu = qemu.args(["-drive", &self::disk(root, &disk)?]);
     }
-    qemu.limit(limit).run(&format!("vm-{}", script.name))
+    let log = format!("vm-{}", script.name);
+    shell.tell(&format!("{}: starting the machine; its output: {}", script.name, shell.log(&log).display()));
+    qemu.limit(limit).run_telling(&log, TOLD)
 }
 
 /// Makes an empty image, and returns QEMU's argument for it. Each run starts with an empty image.

@@ -69,7 +69,7 @@ pub(super) fn run(args: &BenchArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let time = Duration::try_from_secs_f64(args.seconds)
         .map_err(|_| Error::Request(format!("--seconds {}: not a time", args.seconds)))?;
     let stop = Stop::watch()?;
-    let mut drive = args.drive.open()?;
+    let (drive, queue) = args.drive.open()?;
     let load = Load {
         writes: args.writes,
         size: usize::try_from(args.size).unwrap_or(usize::MAX),
@@ -81,7 +81,7 @@ pub(super) fn run(args: &BenchArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     let Load { depth, writes, size, .. } = load;
     let seconds = args.seconds;
     notice(&format!("random requests of {size} bytes, {writes} % writes, {depth} at a time, for {seconds} s"));
-    let figures = bench::run(&mut drive, &load, &mut args.drive.checking(&stop, notice));
+    let figures = bench::run(&drive, &queue, &load, &mut args.drive.checking(&drive, &stop, notice));
     drive.said().iter().for_each(|said| notice(said));
     let figures = match figures {
         Ok(figures) => figures,

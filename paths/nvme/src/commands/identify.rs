@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{json_line, open};
 use crate::Error;
+use crate::controller::NO_QUEUES;
 use crate::identify::{ControllerInfo, NamespaceInfo};
 use crate::pci::Address;
 
@@ -41,7 +42,8 @@ struct Report {
 }
 
 pub(super) fn run(args: &IdentifyArgs) -> Result<String, Error> {
-    let mut controller = open::asked(args.address)?;
+    let mut asked = open::asked(args.address)?;
+    let controller = &mut asked.controller;
     let (major, minor, patch) = controller.version();
     let info = controller.info()?;
     let queues = controller.grant(controller.doorbells().clamp(1, MANY))?.min(controller.doorbells());
@@ -63,7 +65,7 @@ pub(super) fn run(args: &IdentifyArgs) -> Result<String, Error> {
         active,
         unsupported,
     };
-    controller.shut_down()?;
+    controller.shut_down(NO_QUEUES, report.controller.shutdown_limit())?;
     Ok(if args.json { json_line(&report) } else { report.table() })
 }
 
@@ -88,7 +90,7 @@ impl Report {
             let _ = writeln!(text, "{name:<16}{value}");
         }
         for namespace in &self.active {
-            let NamespaceInfo { id, blocks, block_size, metadata, is_protected } = namespace;
+            let NamespaceInfo { id, blocks, block_size, metadata, is_protected, .. } = namespace;
             let mib = namespace.bytes() as f64 / f64::from(1 << 20);
             let extra = if *metadata > 0 { format!(", {metadata} bytes of metadata each") } else { String::new() };
             let guard = if *is_protected { ", protected" } else { "" };

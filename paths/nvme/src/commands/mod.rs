@@ -5,14 +5,17 @@
 //! it runs; printing is the program's part.
 mod bench;
 mod bind;
+mod clear;
 mod identify;
 mod move_blocks;
 mod open;
 mod signals;
+mod smart;
 
 use clap::{Args, Subcommand};
 
 use crate::Error;
+use crate::request::Op;
 
 /// Drive an NVMe disk from this process, past the kernel's driver
 ///
@@ -34,6 +37,8 @@ Examples:
   pagemill nvme identify 0000:01:00.0
   pagemill nvme read 0000:01:00.0 --bytes 1M --to start.img
   pagemill nvme write 0000:01:00.0 --lba 2048 --from part.img
+  pagemill nvme smart 0000:01:00.0
+  pagemill nvme discard 0000:01:00.0 --lba 4096 --bytes 1G
   pagemill nvme bench 0000:01:00.0 --seconds 10 --depth 128 --queues 2
   pagemill nvme unbind 0000:01:00.0
 
@@ -48,6 +53,11 @@ enum Command {
     Identify(identify::IdentifyArgs),
     Read(move_blocks::ReadArgs),
     Write(move_blocks::WriteArgs),
+    /// Fill blocks of a drive with zeros; what was there is lost
+    Zero(clear::ClearArgs),
+    /// Tell a drive that blocks are not needed; what was there is lost
+    Discard(clear::ClearArgs),
+    Smart(smart::SmartArgs),
     Bench(bench::BenchArgs),
     Bind(bind::BindArgs),
     Unbind(bind::UnbindArgs),
@@ -61,6 +71,9 @@ impl NvmeArgs {
             Command::Identify(_) => "identify",
             Command::Read(_) => "read",
             Command::Write(_) => "write",
+            Command::Zero(_) => "zero",
+            Command::Discard(_) => "discard",
+            Command::Smart(_) => "smart",
             Command::Bench(_) => "bench",
             Command::Bind(_) => "bind",
             Command::Unbind(_) => "unbind",
@@ -84,6 +97,9 @@ pub fn run(args: &NvmeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error>
         Command::Identify(args) => identify::run(args),
         Command::Read(args) => move_blocks::read(args, notice),
         Command::Write(args) => move_blocks::write(args, notice),
+        Command::Zero(args) => clear::run(args, Op::WriteZeroes, notice),
+        Command::Discard(args) => clear::run(args, Op::Deallocate, notice),
+        Command::Smart(args) => smart::run(args),
         Command::Bench(args) => bench::run(args, notice),
         Command::Bind(args) => bind::bind(args),
         Command::Unbind(args) => bind::unbind(args),
@@ -116,7 +132,18 @@ mod tests {
 
     #[test]
     fn every_subcommand_needs_a_drive() {
-        for line in ["identify", "read --to a", "write --from a", "bench", "bind", "unbind", "identify nvme0"] {
+        for line in [
+            "identify",
+            "read --to a",
+            "write --from a",
+            "zero --blocks 1",
+            "discard --blocks 1",
+            "smart",
+            "bench",
+            "bind",
+            "unbind",
+            "identify nvme0",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
         assert_eq!(parse("identify 01:00.0").unwrap().name(), "identify");
@@ -126,13 +153,21 @@ mod tests {
     fn a_length_can_be_given_only_once() {
         assert!(parse("read 01:00.0 --blocks 8 --bytes 4096 --to a").is_err());
         assert!(parse("read 01:00.0 --blocks 8 --to a").is_ok());
+        assert!(parse("zero 01:00.0").is_err() && parse("discard 01:00.0 --blocks 1 --bytes 512").is_err());
         assert!(parse("read 01:00.0 --to a").is_err(), "all of a drive is nobody's intention");
     }
 
     /// Nothing is done on a machine that has no such drive, and it is said in a line.
     #[test]
     fn a_missing_drive_is_an_error() {
-        for line in ["identify ffff:ff:1f.7", "bind ffff:ff:1f.7", "unbind ffff:ff:1f.7", "bench ffff:ff:1f.7"] {
+        for line in [
+            "identify ffff:ff:1f.7",
+            "smart ffff:ff:1f.7",
+            "zero ffff:ff:1f.7 --blocks 1",
+            "bind ffff:ff:1f.7",
+            "unbind ffff:ff:1f.7",
+            "bench ffff:ff:1f.7",
+        ] {
             let error = run(&parse(line).unwrap(), &mut |_| {}).unwrap_err();
             assert_eq!(error.to_string(), "there is no PCI device ffff:ff:1f.7", "{line}");
             assert!(error.next_step().is_some());

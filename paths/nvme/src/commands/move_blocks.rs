@@ -9,9 +9,9 @@ use pagemill_command::size;
 use super::open::DriveArgs;
 use super::signals::{Pipe, Stop};
 use crate::Error;
-use crate::drive::{Drive, Op};
-use crate::transfer::{Moved, Place, Range, Transfer};
-use crate::vfio::VfioDevice;
+use crate::drive::Drive;
+use crate::request::{BlockRange, Op};
+use crate::transfer::{Moved, Place, Transfer};
 
 /// The blocks, and the sizes of requests.
 #[derive(Args, Debug)]
@@ -87,7 +87,7 @@ impl RangeArgs {
         }
     }
 
-    fn piece(&self, drive: &Drive<VfioDevice>) -> Result<usize, Error> {
+    fn piece(&self, drive: &Drive) -> Result<usize, Error> {
         let (block, most) = (u64::from(drive.namespace().block_size), drive.max_transfer());
         let Some(bytes) = self.transfer else { return Ok(most) };
         whole(bytes, block, "--transfer")?;
@@ -107,7 +107,7 @@ impl RangeArgs {
     }
 }
 
-fn whole(bytes: u64, block: u64, what: &str) -> Result<u64, Error> {
+pub(super) fn whole(bytes: u64, block: u64, what: &str) -> Result<u64, Error> {
     if bytes == 0 || !bytes.is_multiple_of(block) {
         return Err(Error::Request(format!("{what} {bytes}: the drive has blocks of {block} bytes")));
     }
@@ -125,7 +125,7 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
     if !is_pipe && !args.force && args.to.exists() {
         return Err(is_there());
     }
-    let mut drive = args.drive.open()?;
+    let (drive, queue) = args.drive.open()?;
     let blocks = args.range.count(drive.namespace().block_size.into())?.unwrap_or(0);
     let piece = args.range.piece(&drive)?;
     let mut old = None;
@@ -144,9 +144,9 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         }
         Place::File(file)
     };
-    let range = Range { lba: args.range.lba, blocks };
+    let range = BlockRange { lba: args.range.lba, blocks };
     let transfer = Transfer { op: Op::Read, range, piece, seed, place, is_to_end: false, name: &name };
-    let moved = transfer.run(&mut drive, &mut args.drive.checking(&stop, notice));
+    let moved = transfer.run(&drive, &queue, &mut args.drive.checking(&drive, &stop, notice));
     if moved.is_err() && !is_pipe && !args.force {
         // The file is new and incomplete. The transfer's error is reported, even if removing it fails.
         let _ = std::fs::remove_file(&args.to);
@@ -167,7 +167,7 @@ pub(super) fn write(args: &WriteArgs, notice: &mut dyn FnMut(&str)) -> Result<St
     // Before the drive is touched.
     let file =
         if is_pipe { None } else { Some(File::open(&args.from).map_err(|error| Error::io(name.clone(), error))?) };
-    let mut drive = args.drive.open()?;
+    let (drive, queue) = args.drive.open()?;
     let (block, there) = (u64::from(drive.namespace().block_size), drive.namespace().blocks);
     let wanted = args.range.count(block)?;
     let (place, blocks) = match file {
@@ -184,10 +184,10 @@ pub(super) fn write(args: &WriteArgs, notice: &mut dyn FnMut(&str)) -> Result<St
             (Place::File(file), blocks)
         }
     };
-    let range = Range { lba: args.range.lba, blocks };
+    let range = BlockRange { lba: args.range.lba, blocks };
     let piece = args.range.piece(&drive)?;
     let transfer = Transfer { op: Op::Write, range, piece, seed, place, is_to_end: wanted.is_none(), name: &name };
-    let moved = transfer.run(&mut drive, &mut args.drive.checking(&stop, notice));
+    let moved = transfer.run(&drive, &queue, &mut args.drive.checking(&drive, &stop, notice));
     finish(drive, &args.drive, moved, notice, "wrote", range.lba)
 }
 
@@ -202,7 +202,7 @@ fn length(file: &File) -> io::Result<u64> {
 
 /// Shuts the drive down after a transfer, successful or not, and returns a summary.
 fn finish(
-    mut drive: Drive<VfioDevice>,
+    drive: Drive,
     args: &DriveArgs,
     moved: Result<Moved, Error>,
     notice: &mut dyn FnMut(&str),

@@ -1,16 +1,18 @@
 //! Opening the named drive.
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use pagemill::{Allocator, Memory as Arena, PAGE_SIZE, VfioMap};
+use pagemill::{Allocator, Memory as Arena, PAGE_SIZE};
 
 use super::signals::Stop;
 use crate::Error;
 use crate::controller::Controller;
+use crate::dma::{Dma, Mapped};
 use crate::drive::{Drive, Settings};
-use crate::memory::Memory;
 use crate::pci::{Address, Function, System};
-use crate::vfio::{Container, VfioDevice};
+use crate::queue::Queue;
+use crate::vfio::VfioDevice;
 
 /// Memory for a controller that is only identified, in MiB.
 const LITTLE: u32 = 8;
@@ -46,6 +48,10 @@ pub(super) struct DriveArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     timeout: f64,
 
+    /// Doorbells by registers, also of a controller that reads them from memory
+    #[arg(long)]
+    no_shadows: bool,
+
     /// Reset the controller every N requests; none is lost
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     reset_every: Option<u64>,
@@ -57,17 +63,20 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl DriveArgs {
-    pub(super) fn open(&self) -> Result<Drive<VfioDevice>, Error> {
-        let vectors = if self.poll { 0 } else { self.queues + 1 };
-        let controller = controller(self.address, self.memory, vectors, Duration::from_secs_f64(self.timeout))?;
+    /// The drive, and all its queues as one, for this thread.
+    pub(super) fn open(&self) -> Result<(Drive, Queue), Error> {
         let settings = Settings {
             queues: self.queues,
             depth: self.depth,
             timeout: Duration::from_secs_f64(self.timeout),
             namespace: self.namespace,
+            is_polled: self.poll,
+            has_shadows: !self.no_shadows,
             reset_every: self.reset_every,
         };
-        Drive::start(controller, settings)
+        let drive = Drive::open(&memory(self.memory)?, self.address, settings)?;
+        let queue = drive.all();
+        Ok((drive, queue))
     }
 
     /// Requests at a time, in all queues.
@@ -78,35 +87,36 @@ impl DriveArgs {
     /// A check between steps: whether a signal came. The drive's messages go to `notice`.
     pub(super) fn checking<'a>(
         &self,
+        drive: &'a Drive,
         stop: &'a Stop,
         notice: &'a mut dyn FnMut(&str),
-    ) -> impl FnMut(&mut Drive<VfioDevice>) -> Result<(), Error> + use<'a> {
-        move |drive| {
+    ) -> impl FnMut() -> Result<(), Error> + use<'a> {
+        move || {
             drive.said().iter().for_each(|said| notice(said));
             stop.check()
         }
     }
 }
 
-/// A controller that is only identified.
-pub(super) fn asked(address: Address) -> Result<Controller<VfioDevice>, Error> {
-    let mut controller = controller(address, LITTLE, 0, Duration::from_secs(10))?;
-    controller.start()?;
-    Ok(controller)
+/// A controller that is only asked, and its memory, which is to be dropped after it.
+pub(super) struct Asked {
+    pub(super) controller: Controller,
+    _mapped: Arc<Mapped>,
 }
 
-fn controller(
-    address: Address,
-    memory_mib: u32,
-    vectors: u16,
-    timeout: Duration,
-) -> Result<Controller<VfioDevice>, Error> {
+/// Opens a controller that is only asked. It has no queues but the admin queue.
+pub(super) fn asked(address: Address) -> Result<Asked, Error> {
     let system = System::this();
     let drive = Function::open(&system, address)?;
-    let container = Container::open(&system, &drive)?;
-    let pages = memory_mib as usize * ((1 << 20) / PAGE_SIZE);
+    let mapped = memory(LITTLE)?.attach(&system, &drive)?;
+    let bus = VfioDevice::open(mapped.container()?, &drive, 0)?;
+    let mut controller = Controller::new(Arc::new(bus), mapped.memory(), Duration::from_secs(10))?;
+    controller.start()?;
+    Ok(Asked { controller, _mapped: mapped })
+}
+
+fn memory(mib: u32) -> Result<Dma, Error> {
+    let pages = mib as usize * ((1 << 20) / PAGE_SIZE);
     let allocator = Allocator::builder().memory(Arena::anonymous(pages).within_limit()).build();
-    let allocator = allocator.map_err(|why| Error::Exhausted(why.into()))?;
-    let memory = Memory::new(&allocator, VfioMap::new(container.fd())?)?;
-    Controller::new(VfioDevice::open(container, &drive, vectors)?, memory, timeout)
+    Ok(Dma::new(&allocator.map_err(|why| Error::Exhausted(why.into()))?))
 }

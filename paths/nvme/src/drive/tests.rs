@@ -1,15 +1,23 @@
 //! The drive and all below it, with a controller in memory.
-use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::ops::Deref;
 use std::os::unix::fs::FileExt;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use pagemill::{Allocator, Memory as Arena};
 
 use super::*;
+use crate::Status;
 use crate::fake::{BLOCK, Behaviour, Fake, Fate};
+use crate::request::Done;
 use crate::spec::{PAGE, admin};
-use crate::transfer::{Moved, Place, Random, Range, Transfer};
+use crate::transfer::{Moved, Place, Random, Transfer};
 
+/// Zeros, deallocation, durable writes, and the end.
+mod durable;
+/// Several threads, futures, and what a program may drop or forget.
+mod interface;
 /// Commands that take too long.
 mod late;
 
@@ -18,13 +26,48 @@ const BLOCKS: usize = 20_000;
 const PAGES: usize = 16 << 10;
 
 fn settings(queues: u16, depth: u16) -> Settings {
-    Settings { queues, depth, timeout: Duration::from_secs(1), namespace: 1, reset_every: None }
+    Settings { queues, depth, timeout: Duration::from_secs(1), ..Settings::default() }
 }
 
-fn start(behaviour: Behaviour, pages: usize, settings: Settings) -> (Fake, Result<Drive<Fake>, Error>) {
-    let (fake, memory) = Fake::new(behaviour, BLOCKS, pages, 1);
-    let controller = Controller::new(fake.clone(), memory, settings.timeout);
-    (fake, controller.and_then(|controller| Drive::start(controller, settings)))
+/// A drive with all its queues as one, for this thread.
+struct Rig {
+    drive: Drive,
+    queue: Queue,
+}
+
+impl Deref for Rig {
+    type Target = Queue;
+    fn deref(&self) -> &Queue {
+        &self.queue
+    }
+}
+
+impl Rig {
+    fn shut_down(self) -> Result<Counts, Error> {
+        self.drive.shut_down()
+    }
+    fn counts(&self) -> Counts {
+        self.drive.counts()
+    }
+    fn now(&self) -> Duration {
+        self.drive.now()
+    }
+    fn wait(&self, done: &mut Vec<Done>) -> Result<usize, Error> {
+        self.queue.wait(NAP, done)
+    }
+    fn read(&self, lba: u64) {
+        self.submit(Request::read(lba, self.buffer(BLOCK).unwrap().unwrap()), lba).unwrap();
+    }
+}
+
+fn dma(pages: usize) -> Dma {
+    Dma::new(&Allocator::builder().memory(Arena::anonymous(pages)).build().unwrap())
+}
+
+fn start(behaviour: Behaviour, pages: usize, settings: Settings) -> (Fake, Result<Rig, Error>) {
+    let fake = Fake::with(behaviour, BLOCKS, 1);
+    let drive = Drive::on_fake(&dma(pages), &fake, settings);
+    (fake, drive.map(|drive| Rig { queue: drive.all(), drive }))
 }
 
 fn bytes(len: usize, seed: u64) -> Vec<u8> {
@@ -44,11 +87,12 @@ fn content(file: &File) -> Vec<u8> {
     bytes
 }
 
-const ALL: Range = Range { lba: 0, blocks: BLOCKS as u64 };
+const ALL: BlockRange = BlockRange { lba: 0, blocks: BLOCKS as u64 };
 
-fn transfer(drive: &mut Drive<Fake>, op: Op, range: Range, seed: Option<u64>, place: Place) -> Result<Moved, Error> {
-    let piece = drive.max_transfer();
-    Transfer { op, range, piece, seed, place, is_to_end: false, name: "the file" }.run(drive, &mut |_| Ok(()))
+fn transfer(rig: &mut Rig, op: Op, range: BlockRange, seed: Option<u64>, place: Place) -> Result<Moved, Error> {
+    let piece = rig.drive.max_transfer();
+    let transfer = Transfer { op, range, piece, seed, place, is_to_end: false, name: "the file" };
+    transfer.run(&rig.drive, &rig.queue, &mut || Ok(()))
 }
 
 /// Writes a whole drive and reads it again, in random pieces on random pages. Compares the controller's disk and the
@@ -77,6 +121,28 @@ fn written_blocks_are_read_back() {
         let state = fake.state();
         assert_eq!((state.shutdowns, state.resets), (1, 0));
     }
+}
+
+/// A driver that rang too seldom would leave commands to their time-outs. One of one queue of one command wraps around
+/// all the time.
+#[test]
+fn shadow_doorbells_lose_nothing_and_save_writes_to_registers() {
+    for (queues, depth) in [(1, 1), (1, 2), (1, 32), (4, 8), (8, 8)] {
+        let [shadowed, plain] = [true, false].map(|has_shadows| {
+            let behaviour = Behaviour { has_shadows, mdts: 4, ..Behaviour::default() };
+            let (fake, counts, _) = there_and_back(behaviour, PAGES, settings(queues, depth));
+            assert_eq!((counts.resets, counts.aborts, counts.retries), (0, 0, 0), "{queues} of {depth}");
+            fake.state().rings
+        });
+        assert!(shadowed < plain, "{queues} of {depth}: {shadowed} and {plain}");
+    }
+}
+
+#[test]
+fn shadow_doorbells_survive_resets() {
+    let behaviour = Behaviour { has_shadows: true, mdts: 6, ..Behaviour::default() };
+    let (_, counts, _) = there_and_back(behaviour, PAGES, Settings { reset_every: Some(7), ..settings(4, 8) });
+    assert!(counts.resets > 3 && counts.retries > 3, "{counts:?}");
 }
 
 /// Resets at intervals, with requests under way, which are all done again.
@@ -111,11 +177,11 @@ fn an_unsuccessful_abort_ends_in_a_reset() {
 #[test]
 fn a_reset_by_somebody_else_is_recognised() {
     let (fake, drive) = start(Behaviour { mdts: 4, ..Behaviour::default() }, PAGES, settings(2, 8));
-    let mut drive = drive.unwrap();
+    let drive = drive.unwrap();
     let written = bytes(BLOCKS * BLOCK, 5);
     let other = fake.clone();
     let mut steps = 0;
-    let check = &mut |_: &mut Drive<Fake>| {
+    let check = &mut || {
         steps += 1;
         if steps == 5 {
             other.state().reset();
@@ -123,12 +189,12 @@ fn a_reset_by_somebody_else_is_recognised() {
         }
         Ok(())
     };
-    let piece = drive.max_transfer();
+    let piece = drive.drive.max_transfer();
     let place = Place::File(file(&written));
     Transfer { op: Op::Write, range: ALL, piece, seed: Some(1), place, is_to_end: false, name: "" }
-        .run(&mut drive, check)
+        .run(&drive.drive, &drive.queue, check)
         .unwrap();
-    let said = drive.said();
+    let said = drive.drive.said();
     assert!(said.iter().any(|said| said.contains("somebody else has reset the controller")), "{said:?}");
     assert_eq!(drive.counts().resets, 1);
     assert!(fake.state().disk == written);
@@ -161,20 +227,20 @@ fn a_drive_that_changed_in_a_reset_is_reported() {
 #[test]
 fn a_request_that_never_works_is_reported() {
     let behaviour = Behaviour { fate: Box::new(|_| Fate::Lost), ..Behaviour::default() };
-    let (_, drive) = start(behaviour, PAGES, settings(1, 4));
+    let (fake, drive) = start(behaviour, PAGES, settings(1, 4));
     let mut drive = drive.unwrap();
-    let range = Range { lba: 8, blocks: 8 };
+    let range = BlockRange { lba: 8, blocks: 8 };
     let error = transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap_err();
     assert_eq!(error.to_string(), "reading 8 blocks at 8: no answer, though tried 4 times");
     assert_eq!(drive.counts().resets, 4);
     // Without requests under way it works again.
-    drive.bus().state().behaviour.fate = Box::new(|_| Fate::Done);
+    fake.state().behaviour.fate = Box::new(|_| Fate::Done);
     transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap();
 }
 
 #[test]
 fn transient_statuses_are_retried_and_others_are_reported() {
-    let fate = |nth| if nth % 3 == 0 { Fate::Fails(0x06) } else { Fate::Done };
+    let fate = |nth| if nth % 7 == 0 { Fate::Fails(0x06) } else { Fate::Done };
     let (_, counts, _) =
         there_and_back(Behaviour { fate: Box::new(fate), ..Behaviour::default() }, PAGES, settings(2, 4));
     assert!(counts.retries > 0 && counts.resets == 0);
@@ -182,7 +248,7 @@ fn transient_statuses_are_retried_and_others_are_reported() {
     for (status, words) in [(0x281, "unrecovered read error"), (0x06, "internal error of the controller")] {
         let behaviour = Behaviour { fate: Box::new(move |_| Fate::Fails(status)), ..Behaviour::default() };
         let mut drive = start(behaviour, PAGES, settings(1, 4)).1.unwrap();
-        let range = Range { lba: 0, blocks: 8 };
+        let range = BlockRange { lba: 0, blocks: 8 };
         let error = transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap_err();
         assert!(error.to_string().starts_with(&format!("reading 8 blocks at 0: {words}")), "{error}");
         assert!(error.next_step().is_some());
@@ -191,15 +257,11 @@ fn transient_statuses_are_retried_and_others_are_reported() {
 
 #[test]
 fn an_error_of_the_drive_names_its_blocks() {
-    let mut drive = start(Behaviour::default(), PAGES, settings(1, 4)).1.unwrap();
-    let buffer = drive.buffer(8 * BLOCK).unwrap();
-    assert!(drive.submit(Request { op: Op::Read, lba: BLOCKS as u64 - 4, buffer }).unwrap().is_none());
-    let mut done = Vec::new();
-    while drive.out() > 0 {
-        drive.wait(&mut done).unwrap();
-    }
-    let error = drive.failure(&done[0]).unwrap();
-    assert!(error.to_string().contains("LBA out of range"), "{error}");
+    let behaviour = Behaviour { fate: Box::new(|_| Fate::Fails(0x4080)), ..Behaviour::default() };
+    let drive = start(behaviour, PAGES, settings(1, 4)).1.unwrap();
+    let error = drive.queue.read(5, 8 * BLOCK).unwrap_err();
+    assert_eq!(error.to_string(), "reading 8 blocks at 5: LBA out of range (status 0/80h)");
+    assert!(matches!(error, Error::Status { status: Status(0x4080), .. }));
     let elsewhere = Settings { namespace: 2, ..settings(1, 4) };
     let error = start(Behaviour::default(), PAGES, elsewhere).1.err().unwrap();
     assert!(error.to_string().starts_with("there is no namespace 2"), "{error}");
@@ -215,7 +277,7 @@ fn a_range_past_the_end_is_refused_before_anything_moves() {
         for (op, seed) in [(Op::Write, None), (Op::Write, Some(1)), (Op::Read, None), (Op::Read, Some(1))] {
             // Pieces of 16 blocks: the pieces before the end would succeed.
             let (fake, drive) = start(Behaviour { mdts: 1, ..Behaviour::default() }, PAGES, settings(1, 4));
-            let range = Range { lba, blocks };
+            let range = BlockRange { lba, blocks };
             let place = Place::File(file(&[7; 65 * BLOCK]));
             let error = transfer(&mut drive.unwrap(), op, range, seed, place).unwrap_err();
             assert!(fake.state().disk.iter().all(|&byte| byte == 0), "something was written: {error}");
@@ -245,7 +307,7 @@ fn invalid_completions_are_errors_and_stop_the_controller() {
     for (words, lie) in lies {
         let (fake, drive) = start(Behaviour { lie: Box::new(lie), ..Behaviour::default() }, PAGES, settings(1, 2));
         let mut drive = drive.unwrap();
-        let range = Range { lba: 0, blocks: 16_000 };
+        let range = BlockRange { lba: 0, blocks: 16_000 };
         let error = transfer(&mut drive, Op::Read, range, None, Place::File(file(b""))).unwrap_err();
         let Error::Broken(said) = &error else { panic!("{words}: {error}") };
         assert!(said.contains(words), "{said}");
@@ -293,7 +355,7 @@ fn any_bit_of_a_completion_may_be_wrong() {
         let (fake, drive) = start(Behaviour { lie: Box::new(lie), ..Behaviour::default() }, PAGES, settings(2, 4));
         let mut drive = drive.unwrap();
         // A finished command may be reported as failed, so that it is tried again and fails in the end.
-        let _ = transfer(&mut drive, Op::Read, Range { lba: 0, blocks: 4000 }, Some(2), Place::File(file(b"")));
+        let _ = transfer(&mut drive, Op::Read, BlockRange { lba: 0, blocks: 4000 }, Some(2), Place::File(file(b"")));
         drop(drive);
         assert_eq!(fake.state().complaints, Vec::<String>::new(), "bit {bit}");
     }
@@ -389,25 +451,26 @@ fn a_controller_that_does_not_stop_is_reset_or_kept_from_memory() {
 #[test]
 fn the_largest_command_moves_all_its_blocks() {
     for (mdts, bytes) in [(1, 2 * PAGE), (10, 4 << 20), (0, 4 << 20), (13, 32 << 20), (63, 4 << 20)] {
-        let mut drive = start(Behaviour { mdts, ..Behaviour::default() }, PAGES, settings(1, 4)).1.unwrap();
-        assert_eq!(drive.max_transfer(), bytes, "{mdts}");
+        let (fake, drive) = start(Behaviour { mdts, ..Behaviour::default() }, PAGES, settings(1, 4));
+        let mut drive = drive.unwrap();
+        assert_eq!(drive.drive.max_transfer(), bytes, "{mdts}");
         let blocks = (3 * bytes as u64 / BLOCK as u64 / 2).min(BLOCKS as u64 - 3);
-        let range = Range { lba: 3, blocks };
+        let range = BlockRange { lba: 3, blocks };
         let read = file(b"");
         let moved = transfer(&mut drive, Op::Read, range, None, Place::File(read)).unwrap();
         assert_eq!(moved.bytes, range.blocks * BLOCK as u64);
-        assert_eq!(drive.bus().state().complaints, Vec::<String>::new());
+        assert_eq!(fake.state().complaints, Vec::<String>::new());
     }
 }
 
 /// A pipe gets its bytes in order, whatever order they come in.
 #[test]
 fn a_pipe_gets_its_bytes_in_order() {
-    struct Sink(Rc<RefCell<Vec<u8>>>);
+    struct Sink(Arc<Mutex<Vec<u8>>>);
     impl Write for Sink {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let some = bytes.len().min(1000);
-            self.0.borrow_mut().extend(&bytes[..some]);
+            self.0.lock().unwrap().extend(&bytes[..some]);
             Ok(some)
         }
         fn flush(&mut self) -> io::Result<()> {
@@ -419,9 +482,9 @@ fn a_pipe_gets_its_bytes_in_order() {
         let mut drive = drive.unwrap();
         let there = bytes(BLOCKS * BLOCK, 3);
         fake.state().disk.copy_from_slice(&there);
-        let sink = Rc::new(RefCell::new(Vec::new()));
-        transfer(&mut drive, Op::Read, ALL, None, Place::Writer(Box::new(Sink(Rc::clone(&sink))))).unwrap();
-        assert!(*sink.borrow() == there);
+        let sink = Arc::new(Mutex::new(Vec::new()));
+        transfer(&mut drive, Op::Read, ALL, None, Place::Writer(Box::new(Sink(Arc::clone(&sink))))).unwrap();
+        assert!(*sink.lock().unwrap() == there);
     }
 }
 
@@ -448,16 +511,16 @@ fn a_pipe_that_ends_early_is_written_up_to_its_last_whole_block() {
 #[test]
 fn a_pipe_with_more_bytes_than_the_drive_is_reported() {
     let (fake, drive) = start(Behaviour::default(), PAGES, settings(1, 8));
-    let mut drive = drive.unwrap();
-    let range = Range { lba: BLOCKS as u64 - 3, blocks: 3 };
+    let drive = drive.unwrap();
+    let range = BlockRange { lba: BLOCKS as u64 - 3, blocks: 3 };
     for (len, said) in [
         (3 * BLOCK, None),
         (3 * BLOCK + 1, Some("the file has more than the 3 blocks there are room for; those are written")),
     ] {
         let place = Place::Reader(Box::new(io::Cursor::new(vec![len as u8 | 1; len])));
-        let piece = drive.max_transfer();
+        let piece = drive.drive.max_transfer();
         let transfer = Transfer { op: Op::Write, range, piece, seed: None, place, is_to_end: true, name: "the file" };
-        let told = transfer.run(&mut drive, &mut |_| Ok(())).err().map(|error| error.to_string());
+        let told = transfer.run(&drive.drive, &drive.queue, &mut || Ok(())).err().map(|error| error.to_string());
         assert_eq!(told.as_deref(), said);
         assert!(fake.state().disk[(BLOCKS - 3) * BLOCK..].iter().all(|&byte| byte == len as u8 | 1));
     }
@@ -474,14 +537,14 @@ impl Read for Failing {
 fn the_bench_counts_its_requests() {
     use crate::bench::{Load, run};
     let (fake, drive) = start(Behaviour::default(), PAGES, settings(2, 16));
-    let mut drive = drive.unwrap();
+    let drive = drive.unwrap();
     let time = Duration::from_secs(2);
     let load = Load { writes: 30, size: 16 << 10, depth: 32, batch: 8, time, seed: 3 };
-    let figures = run(&mut drive, &load, &mut |_| Ok(())).unwrap();
+    let figures = run(&drive.drive, &drive.queue, &load, &mut || Ok(())).unwrap();
     let ios = fake.state().ios;
     assert_eq!((figures.requests, figures.counts.commands), (ios, ios));
     assert!(figures.requests > 32 && figures.p50_us > 0.0 && figures.p50_us <= figures.max_us);
     assert_eq!(fake.state().complaints, Vec::<String>::new());
     let wrong = Load { size: 1000, ..load };
-    assert!(run(&mut drive, &wrong, &mut |_| Ok(())).is_err());
+    assert!(run(&drive.drive, &drive.queue, &wrong, &mut || Ok(())).is_err());
 }

@@ -11,17 +11,16 @@ fn losing(nth: u64) -> Behaviour {
 }
 
 /// Submits reads of a block while there is room.
-fn fill(drive: &mut Drive<Fake>) {
+fn fill(drive: &mut Rig) {
     while drive.has_room() {
-        let buffer = drive.buffer(BLOCK).unwrap();
-        assert!(drive.submit(Request { op: Op::Read, lba: 0, buffer }).unwrap().is_none());
+        drive.read(0);
     }
     drive.ring();
 }
 
 /// Keeps the drive busy until its clock shows `end`, then waits for all requests. After each wait, `after` gets the
 /// number of requests that have come back. None fails.
-fn keep_busy(drive: &mut Drive<Fake>, end: Duration, mut after: impl FnMut(&mut Drive<Fake>, usize)) {
+fn keep_busy(drive: &mut Rig, end: Duration, mut after: impl FnMut(&mut Rig, usize)) {
     let mut done = Vec::new();
     loop {
         if drive.now() < end {
@@ -32,7 +31,7 @@ fn keep_busy(drive: &mut Drive<Fake>, end: Duration, mut after: impl FnMut(&mut 
         drive.wait(&mut done).unwrap();
         after(drive, done.len());
         for done in done.drain(..) {
-            assert!(drive.failure(&done).is_none());
+            done.result.unwrap();
         }
     }
 }
@@ -76,7 +75,7 @@ fn other_commands_complete_while_an_abort_is_unanswered() {
         assert!(meanwhile > 50, "{meanwhile} were done while the Abort was out");
         let reset = reset.unwrap();
         assert!(reset > 2 * LIMIT && reset < 2 * LIMIT + LIMIT / 4, "reset after {reset:?}");
-        let said = drive.said();
+        let said = drive.drive.said();
         assert!(said.iter().any(|said| said.contains("no answer to an Abort within 1 s: resetting")), "{said:?}");
         assert_eq!((drive.counts().resets, fake.state().lost()), (1, 0));
     }
@@ -95,7 +94,7 @@ fn a_number_that_an_abort_names_is_not_used_again_before_its_answer() {
     while done.is_empty() {
         drive.wait(&mut done).unwrap();
     }
-    assert!(drive.failure(&done[0]).is_none());
+    assert!(done[0].result.is_ok());
     drive.wait(&mut done).unwrap();
     assert_eq!((drive.has_room(), drive.out(), done.len()), (false, 1, 1), "its number is still taken");
     fake.state().behaviour.holds_aborts = false;
@@ -136,10 +135,10 @@ fn a_poll_that_finds_nothing_looks_at_one_command_of_each_queue() {
     let (mut drive, mut done) = (drive.unwrap(), Vec::new());
     fill(&mut drive);
     assert_eq!(drive.out(), 4000);
-    let looks = |drive: &Drive<Fake>| drive.queues.iter().map(|queue| queue.looks).sum::<usize>();
+    let looks = |drive: &Rig| drive.queue.looks();
     for _ in 0..10 {
         let before = looks(&drive);
-        drive.wait(&mut done).unwrap();
+        drive.poll(&mut done).unwrap();
         let looked = looks(&drive) - before;
         assert!(looked <= 2, "it looked at {looked} commands");
     }
