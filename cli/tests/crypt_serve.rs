@@ -124,7 +124,7 @@ fn common_clients_copy_convert_compare_and_check() {
     let noise: Vec<u8> = (0..8 * BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let reversed: Vec<u8> = noise.iter().rev().copied().collect();
     for io in ["auto", "plain"] {
-        let folder = folder_with("48M");
+        let folder = folder_with("48M", QUICK);
         folder.file("raw", &noise);
         folder.file("reversed", &reversed);
         let _server = serve(&folder, &format!("--io {io} --threads 3"));

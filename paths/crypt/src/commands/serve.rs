@@ -230,8 +230,8 @@ fn show(at: SocketAddr, memory: &Memory) -> Result<StatsServer, Error> {
     Ok(stats)
 }
 
-/// A thread for each processor, and at least four: with fewer, clients that ask for much would often share one with a client that waits for
-/// little.
+/// A thread for each processor, and at least four: with fewer, clients that ask for much would often share one with a
+/// client that waits for little.
 fn usual_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).max(4)
 }
