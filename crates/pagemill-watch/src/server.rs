@@ -191,7 +191,7 @@ impl StatsServer {
         }
     }
     /// Shows figures of the program's own: each answer to Prometheus ends with what `text` appends, in the format of
-    /// [`prometheus`](crate::prometheus) (version 0.0.4: `# HELP`, `# TYPE`, and a line for each sample, all ending in line
+    /// [`prometheus`] (version 0.0.4: `# HELP`, `# TYPE`, and a line for each sample, all ending in line
     /// feeds). `text` runs in the server's thread, so it should not wait. JSON does not have them.
     ///
     /// ```
