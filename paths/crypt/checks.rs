@@ -17,5 +17,5 @@ pub(super) const CHECKS: Path = Path {
         // Writes over NBD.
         FIO,
     ],
-    program_tests: &["crypt_far", "crypt_mount", "crypt_serve", "bench_crypt"],
+    program_tests: &["crypt_exports", "crypt_far", "crypt_mount", "crypt_serve", "bench_crypt"],
 };

@@ -16,6 +16,7 @@ struct Program {
 
 #[derive(Parser)]
 struct Opening {
+    image: std::path::PathBuf,
     #[command(flatten)]
     open: OpenArgs,
 }
@@ -29,7 +30,9 @@ pub(crate) fn crypt(bench: &Bench, line: &str) -> Result<Said, Error> {
 
 pub(crate) fn opening(bench: &Bench, line: &str) -> OpenArgs {
     let line = line.replace('@', &format!("{}/", bench.path("").display()));
-    Opening::try_parse_from(std::iter::once("open").chain(line.split_whitespace())).unwrap().open
+    let Opening { image, open } =
+        Opening::try_parse_from(std::iter::once("open").chain(line.split_whitespace())).unwrap();
+    open.of(&image)
 }
 
 pub(crate) const CHEAP: &str = "--kdf-iterations 4 --kdf-memory 64 --kdf-lanes 1";

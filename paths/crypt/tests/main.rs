@@ -12,6 +12,7 @@ mod commands;
 mod cryptsetup;
 mod data;
 mod devices;
+mod exports;
 mod far;
 mod far_lies;
 mod fio;

@@ -4,6 +4,7 @@
 //! A subcommand returns its output ([`Said`]), or passes messages on while it runs; the program prints them. A header
 //! is locked while it is read and changed, so two changes never overlap. Data is claimed as long as the volume is open;
 //! keys can be changed meanwhile.
+mod exports;
 mod format;
 mod hold;
 mod info;

@@ -25,6 +25,13 @@ use crate::serve::{DataPath, Disk, VolumeFile};
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(super) struct MountArgs {
+    /// The file or block device with the data, or an NBD server's export:
+    /// nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with
+    /// nbds by TLS: ?tls-certificates=FOLDER has ca-cert.pem, and may have
+    /// client-cert.pem and client-key.pem
+    #[arg(verbatim_doc_comment)]
+    image: PathBuf,
+
     #[command(flatten)]
     open: OpenArgs,
 
@@ -43,7 +50,7 @@ pub(super) fn run(args: &MountArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     // Before the passphrase is asked for.
     let memory = args.memory.memory()?;
     let place = Place::new(&args.file)?;
-    let Opened { data, volume, warnings, claim: _claim } = args.open.open(!args.read_only)?;
+    let Opened { data, volume, warnings, claim: _claim } = args.open.of(&args.image).open(!args.read_only)?;
     warnings.iter().for_each(|warning| notice(warning));
 
     let geometry = *volume.geometry();

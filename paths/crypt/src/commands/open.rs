@@ -1,5 +1,6 @@
 //! Opening a volume, for the subcommands that need its contents.
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -25,11 +26,8 @@ enum Kind {
 /// Which volume, and how to open it.
 #[derive(Args, Clone, Debug)]
 pub struct OpenArgs {
-    /// The file or block device with the data, or an NBD server's export:
-    /// nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with
-    /// nbds by TLS: ?tls-certificates=FOLDER has ca-cert.pem, and may have
-    /// client-cert.pem and client-key.pem
-    #[arg(verbatim_doc_comment)]
+    /// The file, block device or far end with the data, which each subcommand takes its own way.
+    #[arg(skip)]
     image: PathBuf,
 
     /// How long requests wait for an NBD server that is away, in seconds
@@ -116,6 +114,26 @@ pub struct Opened {
 }
 
 impl OpenArgs {
+    /// The same, for `image`.
+    #[must_use]
+    pub fn of(&self, image: &Path) -> Self {
+        Self { image: image.to_owned(), ..self.clone() }
+    }
+
+    /// The same, with this key file, if it is one, and with this header, or the image's own.
+    pub(super) fn with(mut self, key_file: Option<&PathBuf>, header: Option<&PathBuf>) -> Self {
+        if let Some(key_file) = key_file {
+            (self.secret.key_file, self.secret.passphrase_fd) = (Some(key_file.clone()), None);
+        }
+        self.header = header.cloned();
+        self
+    }
+
+    /// Whether a header in a file of its own is named.
+    pub(super) fn has_header(&self) -> bool {
+        self.header.is_some()
+    }
+
     /// Opens the data's file, reads the header, asks for the passphrase, and finds the key.
     ///
     /// The data is claimed: exclusively, or shared for a file if `may_write` is not set. The header's metadata is
@@ -160,7 +178,8 @@ impl OpenArgs {
     /// Opens the data. A far end is not claimed: whether others use it is for its server to say.
     fn data(&self, may_write: bool) -> Result<(Behind, Claim), Error> {
         if let Some(uri) = self.image.to_str().filter(|image| is_uri(image)) {
-            let say = |line: &str| eprintln!("pagemill crypt: {line}");
+            // A server whose standard error is closed goes on.
+            let say = |line: &str| drop(writeln!(io::stderr(), "pagemill crypt: {line}"));
             let options = FarOptions { reconnect: Duration::from_secs(self.reconnect.into()), may_write, say };
             return Ok((Far::connect(uri, options)?.into(), Claim::default()));
         }

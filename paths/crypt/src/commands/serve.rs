@@ -11,14 +11,15 @@ use pagemill_command::size;
 use pagemill_watch::StatsServer;
 use zeroize::Zeroizing;
 
+use super::exports::{ExportArg, Prepared, Wanted, export, name, refuse_one_name};
 use super::listen::{Place, address, listen};
 use super::memory::MemoryArgs;
-use super::open::{OpenArgs, Opened};
+use super::open::OpenArgs;
 use super::signals::signals;
-use super::{Said, fitting_block, shown};
+use super::{Said, shown};
 use crate::Error;
-use crate::nbd::{Config, Export, Tls};
-use crate::serve::{DataPath, Disk, Memory, MemoryStats, Options, Pem, Server, TimeLimits, TlsServer, Way};
+use crate::nbd::{Config, Tls};
+use crate::serve::{Memory, MemoryStats, Options, Pem, Server, TimeLimits, TlsServer, Way};
 
 /// Serve a volume to NBD clients, until SIGTERM or SIGINT
 ///
@@ -28,13 +29,29 @@ use crate::serve::{DataPath, Disk, Memory, MemoryStats, Options, Pem, Server, Ti
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment, after_help = EXAMPLE)]
 pub(super) struct ServeArgs {
+    /// The file or block device with the data, or an NBD server's export:
+    /// nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with
+    /// nbds by TLS: ?tls-certificates=FOLDER has ca-cert.pem, and may have
+    /// client-cert.pem and client-key.pem
+    #[arg(required_unless_present = "export", verbatim_doc_comment)]
+    image: Option<PathBuf>,
+
+    /// Serve another volume too; it may be given several times
+    ///
+    /// After IMAGE come options, each after a comma: key-file=FILE,
+    /// header=FILE, read-only. A passphrase that is not in a key file of its
+    /// own comes from where IMAGE's does: from the same file, or in turn from
+    /// the terminal or the descriptor. Other options are for all volumes.
+    #[arg(long, value_name = "NAME=IMAGE", value_parser = export, verbatim_doc_comment)]
+    export: Vec<ExportArg>,
+
     #[command(flatten)]
     open: OpenArgs,
 
     #[command(flatten)]
     place: Place,
 
-    /// The export's name; a client that asks for none gets it too
+    /// IMAGE's name; a client that asks for none gets the first volume
     #[arg(long, default_value = "", value_parser = name)]
     name: String,
 
@@ -99,6 +116,20 @@ Example, with the client in a second terminal:
   nbdcopy 'nbd+unix:///?socket=disk.sock' copy.img";
 
 impl ServeArgs {
+    /// The volumes, IMAGE first.
+    fn wanted(&self) -> Result<Vec<Wanted>, Error> {
+        if self.image.is_none() && (self.open.has_header() || !self.name.is_empty()) {
+            let why = "--header and --name are for IMAGE: write --export NAME=IMAGE,header=FILE";
+            return Err(Error::Request(why.to_owned()));
+        }
+        let image =
+            self.image.as_ref().map(|image| Wanted::new(self.name.clone(), self.open.of(image), self.read_only));
+        let exports = self.export.iter().map(|export| Wanted::export(export, &self.open, self.read_only));
+        let wanted: Vec<_> = image.into_iter().chain(exports).collect();
+        refuse_one_name(&wanted)?;
+        Ok(wanted)
+    }
+
     fn limits(&self) -> TimeLimits {
         let seconds = |seconds: u16| Duration::from_secs(seconds.into());
         TimeLimits {
@@ -183,10 +214,6 @@ fn show(at: SocketAddr, memory: &Memory) -> Result<StatsServer, Error> {
     Ok(stats)
 }
 
-fn name(text: &str) -> Result<String, String> {
-    if text.len() > 4096 { Err("a name has at most 4096 bytes".to_owned()) } else { Ok(text.to_owned()) }
-}
-
 pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said, Error> {
     if let Some(address) = args.place.tcp
         && !address.ip().is_loopback()
@@ -206,24 +233,19 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     let cache = args.ways.cache;
     let memory = args.ways.memory.memory_and(cache.map_or(0, PageCount::get))?;
     let stats = args.metrics.map(|at| show(at, &memory)).transpose()?;
-    let Opened { data, volume, warnings, claim: _claim } = args.open.open(!args.read_only)?;
-    warnings.iter().for_each(|warning| notice(warning));
-
-    let geometry = *volume.geometry();
-    let block = geometry.sector_size.bytes();
-    let disk = Disk::new(data, geometry.offset, block, args.ways.memory.buffered);
-    let block = fitting_block(&disk, geometry.offset)?;
-    let export = Export {
-        name: args.name.clone(),
-        description: "an encrypted volume".to_owned(),
-        size: geometry.len,
-        is_read_only: args.read_only,
-        min_block: block as u32,
-        preferred_block: block.max(PAGE_SIZE) as u32,
-    };
+    let wanted = args.wanted()?;
+    let open = |wanted| Prepared::open(wanted, &memory, args.ways.memory.buffered, notice);
+    let opened: Vec<Prepared> = wanted.into_iter().map(open).collect::<Result<_, _>>()?;
+    let (mut paths, mut exports, mut claims) = (Vec::new(), Vec::new(), Vec::new());
+    for Prepared { path, export, claim } in opened {
+        paths.push(path);
+        exports.push(export);
+        claims.push(claim);
+    }
+    let told_exports: Vec<_> = exports.iter().map(|export| (export.name.clone(), export.size)).collect();
     let options = Options {
         config: Config {
-            exports: vec![export],
+            exports,
             tls: if tls.is_some() { Tls::Required } else { Tls::None },
             block_size_agreed: args.block_size_agreed,
         },
@@ -236,17 +258,29 @@ pub(super) fn run(args: &ServeArgs, notice: &mut dyn FnMut(&str)) -> Result<Said
     };
     let stop = signals().map_err(|error| Error::io("waiting for signals", error))?;
     let threads = options.threads;
-    let server = Server::start_cached(DataPath { volume, disk, memory }, options, cache);
+    let server = Server::start_all(paths, options, cache);
     let server = server.map_err(|error| Error::io("starting the server's threads", error))?;
     // The socket comes last: a client that sees it is served, and may end this program.
     let (listener, _file, place) = listen(&args.place, if args.tls.tls_cert.is_some() { "nbds" } else { "nbd" })?;
-    notice(&format!("serving {} bytes at {place}: {threads} threads, the disk {}", geometry.len, server.way()));
+    let mut what = told_exports.iter().zip(server.ways());
+    match (what.len(), what.next()) {
+        (1, Some(((_, size), way))) => {
+            notice(&format!("serving {size} bytes at {place}: {threads} threads, the disk {way}"))
+        }
+        (count, first) => {
+            notice(&format!("serving {count} volumes at {place}: {threads} threads"));
+            for ((name, size), way) in first.into_iter().chain(what) {
+                notice(&format!("volume {name:?}: {size} bytes, the disk {way}"));
+            }
+        }
+    }
     if let Some(address) = stats.as_ref().and_then(StatsServer::address) {
         notice(&format!("figures at http://{address}/metrics"));
     }
 
     let accepted = server.accept(&listener, stop.as_fd());
     let stats = server.stop().map_err(|error| Error::io("serving", error))?;
+    drop(claims);
     accepted.map_err(|error| Error::io(place, error))?;
     Ok(Said { out: String::new(), warnings: told(&stats) })
 }

@@ -247,8 +247,14 @@ impl Session {
     /// The export that the client has chosen, once negotiation is over.
     #[must_use]
     pub fn export(&self) -> Option<&Export> {
+        self.export_number().and_then(|export| self.config.exports.get(export))
+    }
+
+    /// Its number among the exports.
+    #[must_use]
+    pub fn export_number(&self) -> Option<usize> {
         match self.state {
-            State::Requests { export } | State::SkipPayload { export, .. } => self.config.exports.get(export),
+            State::Requests { export } | State::SkipPayload { export, .. } => Some(export),
             _ => None,
         }
     }

@@ -21,14 +21,17 @@ use super::buffer::Buffer;
 use super::path::DataPath;
 use super::{Shared, disk};
 
-/// The volume, as the cache reads it.
-struct Plain(Weak<Shared>);
+/// The volume of this number, as the cache reads it.
+struct Plain(Weak<Shared>, usize);
 
-/// A cache of up to `pages` pages of the server's allocator. They are zeroed before they are freed.
-pub(super) fn open(shared: &std::sync::Arc<Shared>, pages: PageCount) -> io::Result<CachedFile> {
-    let allocator = shared.path.memory.allocator();
+/// Gives all volumes a cache of up to `pages` pages of the server's allocator. They are zeroed before they are freed.
+pub(super) fn open(shared: &std::sync::Arc<Shared>, pages: PageCount) -> io::Result<()> {
+    let allocator = shared.path().memory.allocator();
     let cache = PageCache::builder(allocator).limit(pages).wiped(true).named("crypt").build();
-    cache.open(Plain(std::sync::Arc::downgrade(shared)))
+    for (number, volume) in shared.volumes.iter().enumerate() {
+        let _ = volume.cached.set(cache.open(Plain(std::sync::Arc::downgrade(shared), number))?);
+    }
+    Ok(())
 }
 
 /// Fills a buffer from byte `at` of the volume.
@@ -55,7 +58,7 @@ pub(super) fn forget(file: &CachedFile, bytes: Range<u64>) {
 impl Plain {
     fn with<T>(&self, act: impl FnOnce(&DataPath) -> io::Result<T>) -> io::Result<T> {
         let shared = self.0.upgrade().ok_or_else(|| io::Error::other("the server has ended"))?;
-        act(&shared.path)
+        act(&shared.volumes[self.1].path)
     }
 }
 

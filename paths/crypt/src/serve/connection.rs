@@ -76,7 +76,11 @@ pub struct TimeLimits {
 /// What a turn uses.
 pub(super) struct Context<'w> {
     pub(super) path: &'w DataPath,
+    /// The plain pages of that volume, if the server keeps any.
+    pub(super) cache: Option<&'w CachedFile>,
     pub(super) tls: Option<&'w TlsServer>,
+    /// Steps of this worker on the disks of other volumes.
+    pub(super) elsewhere: usize,
     pub(super) engine: &'w mut Engine,
     pub(super) now: Instant,
     /// No other connection of this worker waits for the pool before this one.
@@ -132,7 +136,9 @@ pub(super) struct Connection {
     number: usize,
     socket: Socket,
     session: Session,
-    /// The plain pages that the server keeps, if it keeps any.
+    /// The number of its volume; until it has chosen one, the first.
+    volume: usize,
+    /// This client's access to the plain pages of its volume, from its first request on.
     cached: Option<CachedFile>,
     /// TLS begins when all answers so far are sent.
     starts_tls: bool,
@@ -177,20 +183,15 @@ impl Clock {
 
 impl Connection {
     /// A new client; `None` if there is no memory for it.
-    pub(super) fn new(
-        number: usize,
-        socket: Socket,
-        config: Arc<Config>,
-        cached: Option<CachedFile>,
-        now: Instant,
-    ) -> Option<Self> {
+    pub(super) fn new(number: usize, socket: Socket, config: Arc<Config>, now: Instant) -> Option<Self> {
         let mut outbox = Outbox::default();
         let session = outbox.write(|out| Session::new(config, out));
         Some(Self {
             number,
             socket,
             session,
-            cached,
+            volume: 0,
+            cached: None,
             starts_tls: false,
             stage: vec![0; STAGE],
             start: 0,
@@ -213,6 +214,10 @@ impl Connection {
 
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
+    }
+    /// The volume that its turns are for.
+    pub(super) fn volume(&self) -> usize {
+        self.volume
     }
     pub(super) fn is_dead(&self) -> bool {
         self.life == Life::Dead
@@ -397,6 +402,12 @@ impl Connection {
             let Self { session, stage, start, end, outbox, .. } = self;
             let (taken, event) = outbox.write(|out| session.feed(&stage[*start..*end], out));
             self.start += taken;
+            // What follows needs a turn for the volume that was chosen, and so do steps after the session's end.
+            if let Some(volume) = self.session.export_number()
+                && std::mem::replace(&mut self.volume, volume) != volume
+            {
+                return Blocked::Turn;
+            }
             match event {
                 Event::Continue => {}
                 Event::Request(request) if self.life == Life::Draining => {
@@ -424,6 +435,9 @@ impl Connection {
     }
 
     fn begin(&mut self, request: Request, context: &mut Context<'_>) {
+        if self.cached.is_none() {
+            self.cached = context.cache.map(CachedFile::reopen);
+        }
         let in_file = context.path.in_file(request.at);
         if matches!(request.command, Command::Trim | Command::BlockStatus { .. }) {
             self.turn_left = self.turn_left.saturating_sub(CALL);

@@ -37,7 +37,8 @@ struct Board {
 
 #[derive(Default)]
 struct Jobs {
-    queue: VecDeque<(Op, Arc<Tray>)>,
+    /// Each with the number of its volume.
+    queue: VecDeque<(Op, usize, Arc<Tray>)>,
     /// Threads of the crew that wait for steps.
     idle: usize,
     is_over: bool,
@@ -50,8 +51,9 @@ struct Tray {
     wake: OwnedFd,
 }
 
-/// A worker's access to the crew.
+/// A worker's access to the crew, for one volume.
 pub(super) struct Help {
+    volume: usize,
     board: Arc<Board>,
     tray: Arc<Tray>,
     out: usize,
@@ -72,14 +74,14 @@ impl Crew {
     pub(super) fn join(&mut self, shared: &Arc<Shared>) -> io::Result<()> {
         let (board, shared) = (Arc::clone(&self.board), Arc::clone(shared));
         let thread = thread::Builder::new().name(format!("crypt-help-{}", self.threads.len()));
-        self.threads.push(thread.spawn(move || board.work(&shared.path))?);
+        self.threads.push(thread.spawn(move || board.work(&shared))?);
         Ok(())
     }
 
-    pub(super) fn help(&self) -> io::Result<Help> {
+    pub(super) fn help(&self, volume: usize) -> io::Result<Help> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let tray = Arc::new(Tray { done: Mutex::default(), wake });
-        Ok(Help { board: Arc::clone(&self.board), tray, out: 0 })
+        Ok(Help { volume, board: Arc::clone(&self.board), tray, out: 0 })
     }
 }
 
@@ -105,11 +107,11 @@ impl Drop for EndsAll {
 }
 
 impl Board {
-    fn work(&self, path: &DataPath) {
+    fn work(&self, shared: &Shared) {
         let _ends_all = EndsAll;
         let mut jobs = held(&self.jobs);
         loop {
-            let Some((op, tray)) = jobs.queue.pop_front() else {
+            let Some((op, volume, tray)) = jobs.queue.pop_front() else {
                 if jobs.is_over {
                     return;
                 }
@@ -119,7 +121,7 @@ impl Board {
                 continue;
             };
             drop(jobs);
-            tray.put(plain_step(path, op));
+            tray.put(plain_step(&shared.volumes[volume].path, op));
             jobs = held(&self.jobs);
         }
     }
@@ -144,7 +146,7 @@ impl Help {
         }
         self.out += 1; // Until the tray returns it, or `do_one` does it (H2).
         let mut jobs = held(&self.board.jobs);
-        jobs.queue.push_back((op, Arc::clone(&self.tray)));
+        jobs.queue.push_back((op, self.volume, Arc::clone(&self.tray)));
         if jobs.idle > 0 {
             self.board.news.notify_one();
         }
@@ -172,8 +174,8 @@ impl Help {
     /// Does one of the worker's own steps that no thread has taken, if there is one.
     pub(super) fn do_one(&mut self, path: &DataPath) -> Option<Done> {
         let mut jobs = held(&self.board.jobs);
-        let place = jobs.queue.iter().position(|(_, tray)| Arc::ptr_eq(tray, &self.tray))?;
-        let (op, _) = jobs.queue.remove(place)?;
+        let place = jobs.queue.iter().position(|(_, _, tray)| Arc::ptr_eq(tray, &self.tray))?;
+        let (op, ..) = jobs.queue.remove(place)?;
         drop(jobs);
         self.out -= 1;
         Some(plain_step(path, op))

@@ -38,12 +38,17 @@ pub struct MemoryStats {
     pub short: u64,
 }
 
-/// A server's memory.
-#[derive(Debug)]
+/// A server's memory. A clone is the same memory: the volumes of a server share it.
+#[derive(Clone, Debug)]
 pub struct Memory {
     allocator: Allocator,
     pool: Arc<Mempool<PageSource<Page>>>,
     part: usize,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
     waits: AtomicU64,
     longest_us: AtomicU64,
     short: AtomicU64,
@@ -63,14 +68,7 @@ impl Memory {
     pub fn new(allocator: &Allocator, promised: usize, part: usize) -> Result<Self, Error> {
         let pool = Arc::new(Mempool::pages(allocator, promised)?);
         let part = part.min(promised * PAGE_SIZE) / PAGE_SIZE * PAGE_SIZE;
-        Ok(Self {
-            allocator: allocator.clone(),
-            pool,
-            part: part.max(PAGE_SIZE),
-            waits: AtomicU64::new(0),
-            longest_us: AtomicU64::new(0),
-            short: AtomicU64::new(0),
-        })
+        Ok(Self { allocator: allocator.clone(), pool, part: part.max(PAGE_SIZE), counts: Arc::default() })
     }
 
     /// The most bytes of a buffer; longer requests are split.
@@ -95,21 +93,21 @@ impl Memory {
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
         MemoryStats {
-            waits: self.waits.load(Relaxed),
-            longest_wait: Duration::from_micros(self.longest_us.load(Relaxed)),
-            short: self.short.load(Relaxed),
+            waits: self.counts.waits.load(Relaxed),
+            longest_wait: Duration::from_micros(self.counts.longest_us.load(Relaxed)),
+            short: self.counts.short.load(Relaxed),
         }
     }
 
     /// Counts a part that has waited.
     pub(super) fn note_wait(&self, length: Duration) {
-        self.waits.fetch_add(1, Relaxed);
-        self.longest_us.fetch_max(length.as_micros() as u64, Relaxed);
+        self.counts.waits.fetch_add(1, Relaxed);
+        self.counts.longest_us.fetch_max(length.as_micros() as u64, Relaxed);
     }
 
     /// Counts a use of a connection's own buffer.
     pub(super) fn note_short(&self) {
-        self.short.fetch_add(1, Relaxed);
+        self.counts.short.fetch_add(1, Relaxed);
     }
 
     /// Memory for bytes that a client sends or receives, if there is any.

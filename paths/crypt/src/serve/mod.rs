@@ -12,6 +12,9 @@
 //! [`Memory`]; `disk` and `ring` read and write them. With a page cache (`cached`), reads are served from it. What is
 //! under the volume (`behind`) is a file, or an export of another server, `far`, with threads of its own.
 //!
+//! A server may have several volumes. Each worker has an engine for each of them, a client has one volume, and all share
+//! the memory.
+//!
 //! `crew` has threads that help with long reads, `syncs` lets one sync run at a time, and `requests` has the requests
 //! under way. A mount, which is no NBD client, uses `calls`.
 //!
@@ -57,13 +60,26 @@ use crate::nbd::Config;
 
 /// The state that all workers share.
 struct Shared {
-    path: DataPath,
+    /// One for each export of `config`, in their order. All have the same memory.
+    volumes: Vec<Served>,
     config: Arc<Config>,
     tls: Option<TlsServer>,
     limits: TimeLimits,
     may_discard: bool,
-    /// Plain pages, if the server keeps any. Each connection has an opener of its own.
-    cached: OnceLock<pagemill::CachedFile>,
     /// The error that stopped a worker.
     failure: Mutex<Option<io::Error>>,
+}
+
+/// A volume that is served.
+struct Served {
+    path: DataPath,
+    /// Plain pages, if the server keeps any. Each connection has an opener of its own.
+    cached: OnceLock<pagemill::CachedFile>,
+}
+
+impl Shared {
+    /// The first volume, for what concerns the memory of all.
+    fn path(&self) -> &DataPath {
+        &self.volumes[0].path
+    }
 }

@@ -22,7 +22,7 @@ use super::ring::Ring;
 use super::socket::Socket;
 use super::tls::TlsServer;
 use super::worker::{Load, Message, Worker, work};
-use super::{MemoryStats, Shared};
+use super::{MemoryStats, Served, Shared};
 use crate::nbd::{Config, Tls};
 
 /// How long to wait before accepting again when the system has no descriptor left.
@@ -58,7 +58,7 @@ impl AsFd for Listener {
 /// How a server serves.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The exports; all of them are the same volume.
+    /// The exports, one for each volume.
     pub config: Config,
     /// The TLS certificates, if `config` offers or requires TLS.
     pub tls: Option<TlsServer>,
@@ -91,14 +91,15 @@ impl Hand {
     }
 }
 
-/// A volume that is being served. Dropping it stops it like [`Server::stop`], but errors are lost.
+/// Volumes that are being served. Dropping it stops it like [`Server::stop`], but errors are lost.
 pub struct Server {
     shared: Arc<Shared>,
     hands: Vec<Hand>,
     /// After the hands, so that it is dropped when the workers have ended.
     crew: Crew,
     max_connections: usize,
-    way: String,
+    /// How each disk is accessed.
+    ways: Vec<String>,
 }
 
 impl Server {
@@ -116,6 +117,15 @@ impl Server {
     /// # Errors
     /// As [`Server::start`].
     pub fn start_cached(path: DataPath, options: Options, cache: Option<PageCount>) -> io::Result<Self> {
+        Self::start_all(vec![path], options, cache)
+    }
+
+    /// The same for several volumes, one for each export of the configuration. They share one memory, a clone of which
+    /// each path has.
+    ///
+    /// # Errors
+    /// As [`Server::start`], and [`io::ErrorKind::InvalidInput`] unless there are as many exports as volumes, at least one.
+    pub fn start_all(paths: Vec<DataPath>, options: Options, cache: Option<PageCount>) -> io::Result<Self> {
         let Options { config, tls, threads, way, max_connections, limits, may_discard } = options;
         if tls.is_some() != (config.tls != Tls::None) {
             return Err(io::Error::new(
@@ -123,22 +133,32 @@ impl Server {
                 "TLS is offered without a key, or has one for nothing",
             ));
         }
-        let (config, cached, failure) = (Arc::new(config), OnceLock::new(), Mutex::new(None));
-        let shared = Shared { path, config, tls, limits, may_discard, cached, failure };
+        if paths.is_empty() || paths.len() != config.exports.len() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "there are more exports than volumes, or fewer"));
+        }
+        let volumes = paths.into_iter().map(|path| Served { path, cached: OnceLock::new() }).collect();
+        let (config, failure) = (Arc::new(config), Mutex::new(None));
+        let shared = Shared { volumes, config, tls, limits, may_discard, failure };
         let (shared, hands, crew) = (Arc::new(shared), Vec::new(), Crew::new());
         if let Some(pages) = cache {
-            let _ = shared.cached.set(cached::open(&shared, pages)?);
+            cached::open(&shared, pages)?;
         }
-        let mut server = Self { shared, hands, crew, max_connections, way: String::new() };
+        let mut server = Self { shared, hands, crew, max_connections, ways: Vec::new() };
         for number in 0..threads.max(1) {
-            let (engine, said) = server.engine(way)?;
-            let is_plain = matches!(engine, Engine::Plain);
-            let engine = if is_plain && threads > 1 { Engine::Helped(server.crew.help()?) } else { engine };
-            server.way = said;
+            let (mut engines, mut is_plain) = (Vec::new(), false);
+            server.ways.clear();
+            for volume in 0..server.shared.volumes.len() {
+                let (engine, said) = server.engine(way, volume)?;
+                server.ways.push(said);
+                let is_this = matches!(engine, Engine::Plain);
+                is_plain |= is_this;
+                let helped = is_this && threads > 1;
+                engines.push(if helped { Engine::Helped(server.crew.help(volume)?) } else { engine });
+            }
             let (inbox, letters) = channel();
             let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
             let load = Arc::new(Load::new(0));
-            let worker = Worker::new(Arc::clone(&server.shared), engine, letters, wake.as_fd())?;
+            let worker = Worker::new(Arc::clone(&server.shared), engines, letters, wake.as_fd())?;
             let (their_wake, their_load) = (Arc::clone(&wake), Arc::clone(&load));
             let thread = thread::Builder::new().name(format!("crypt-{number}"));
             let thread = thread.spawn(move || work(worker, &their_wake, &their_load))?;
@@ -151,13 +171,13 @@ impl Server {
         Ok(server)
     }
 
-    /// A thread's disk engine, and its description.
-    fn engine(&self, way: Way) -> io::Result<(Engine, String)> {
-        let path = &self.shared.path;
+    /// A thread's engine for a volume's disk, and its description.
+    fn engine(&self, way: Way, volume: usize) -> io::Result<(Engine, String)> {
+        let path = &self.shared.volumes[volume].path;
         if let Some(far) = path.disk.far() {
             let count = far.links();
             return match way {
-                Way::Auto => Ok((Engine::Far(self.crew.help()?), format!("by NBD, {count} connections"))),
+                Way::Auto => Ok((Engine::Far(self.crew.help(volume)?), format!("by NBD, {count} connections"))),
                 _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "--io is for a file or a block device")),
             };
         }
@@ -179,27 +199,27 @@ impl Server {
         }
     }
 
-    /// How the disk is accessed, in a few words.
+    /// How the disk of each volume is accessed, in a few words.
     #[must_use]
-    pub fn way(&self) -> String {
-        if self.shared.path.disk.far().is_some() {
-            return self.way.clone();
-        }
-        let cache =
-            if self.shared.path.disk.is_direct() { "past the system's cache" } else { "through the system's cache" };
-        format!("{}, {cache}", self.way)
+    pub fn ways(&self) -> Vec<String> {
+        let way = |(volume, way): (&Served, &String)| match &volume.path.disk {
+            disk if disk.far().is_some() => way.clone(),
+            disk if disk.is_direct() => format!("{way}, past the system's cache"),
+            _ => format!("{way}, through the system's cache"),
+        };
+        self.shared.volumes.iter().zip(&self.ways).map(way).collect()
     }
 
     /// Statistics of the server's memory.
     #[must_use]
     pub fn memory_stats(&self) -> MemoryStats {
-        self.shared.path.memory.stats()
+        self.shared.path().memory.stats()
     }
 
-    /// The data path.
+    /// The data path of the first volume.
     #[must_use]
     pub fn path(&self) -> &DataPath {
-        &self.shared.path
+        self.shared.path()
     }
 
     /// The number of clients.
@@ -257,12 +277,17 @@ impl Server {
     pub fn stop(mut self) -> io::Result<MemoryStats> {
         let has_panicked = self.end();
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let synced = self.shared.path.disk.sync();
+        let synced = self.sync_all();
         if has_panicked {
             return Err(io::Error::other("a thread has panicked"));
         }
         failure.map_or(Ok(()), Err).and(synced)?;
         Ok(self.memory_stats())
+    }
+
+    /// Syncs all disks, also if one fails, whose error it returns.
+    fn sync_all(&self) -> io::Result<()> {
+        self.shared.volumes.iter().map(|volume| volume.path.disk.sync()).fold(Ok(()), |all, one| all.and(one))
     }
 
     /// Returns when the threads have ended; true if one of them has panicked.
@@ -271,7 +296,7 @@ impl Server {
         // All threads are joined, even if the first one panicked.
         let ends = self.hands.drain(..).map(|hand| hand.thread.join());
         let has_panicked = ends.fold(false, |has_panicked, end| has_panicked | end.is_err());
-        if let Some(file) = self.shared.cached.get() {
+        for file in self.shared.volumes.iter().filter_map(|volume| volume.cached.get()) {
             // Also those that are still being read ahead.
             cached::forget(file, 0..u64::MAX);
         }
@@ -285,7 +310,7 @@ impl Drop for Server {
         self.end();
         if has_threads {
             // Errors are reported by `stop` only.
-            let _ = self.shared.path.disk.sync();
+            let _ = self.sync_all();
         }
     }
 }

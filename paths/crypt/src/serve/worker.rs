@@ -12,7 +12,6 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use pagemill::CachedFile;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fd::OwnedFd;
 
@@ -46,7 +45,8 @@ struct Client {
 
 pub(super) struct Worker {
     shared: Arc<Shared>,
-    engine: Engine,
+    /// One for each volume.
+    engines: Vec<Engine>,
     epoll: OwnedFd,
     inbox: Receiver<Message>,
     clients: Vec<Option<Client>>,
@@ -65,17 +65,17 @@ pub(super) type Load = AtomicUsize;
 impl Worker {
     pub(super) fn new(
         shared: Arc<Shared>,
-        engine: Engine,
+        engines: Vec<Engine>,
         inbox: Receiver<Message>,
         wake: BorrowedFd<'_>,
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, wake, EventData::new_u64(WAKE), EventFlags::IN)?;
-        if let Some(ring) = engine.fd() {
+        for ring in engines.iter().filter_map(Engine::fd) {
             epoll::add(&epoll, ring, EventData::new_u64(RING), EventFlags::IN)?;
         }
         let (clients, ready, line) = (Vec::new(), VecDeque::new(), VecDeque::new());
-        Ok(Self { shared, engine, epoll, inbox, clients, ready, line, has_more: false, stop_at: None })
+        Ok(Self { shared, engines, epoll, inbox, clients, ready, line, has_more: false, stop_at: None })
     }
 
     /// Serves until it is told to stop and all clients are gone.
@@ -137,8 +137,7 @@ impl Worker {
             self.clients.push(None);
             self.clients.len() - 1
         });
-        let cached = self.shared.cached.get().map(CachedFile::reopen);
-        let connection = Connection::new(number, socket, Arc::clone(&self.shared.config), cached, now);
+        let connection = Connection::new(number, socket, Arc::clone(&self.shared.config), now);
         // Without memory for its buffer, the client is disconnected.
         let Some(mut connection) = connection else {
             load.fetch_sub(1, Relaxed);
@@ -173,13 +172,16 @@ impl Worker {
         let mut has_done_one = false;
         self.has_more = false;
         for round in 1.. {
-            self.engine.reap(&self.shared.path.disk, done)?;
+            for (engine, volume) in self.engines.iter_mut().zip(&self.shared.volumes) {
+                engine.reap(&volume.path.disk, done)?;
+            }
             if done.is_empty() {
                 // Only once, since a socket may have something meanwhile.
                 if std::mem::replace(&mut has_done_one, true) {
                     break;
                 }
-                done.extend(self.engine.do_one(&self.shared.path));
+                let mut engines = self.engines.iter_mut().zip(&self.shared.volumes);
+                done.extend(engines.find_map(|(engine, volume)| engine.do_one(&volume.path)));
                 self.has_more = !done.is_empty();
             }
             if done.is_empty() {
@@ -219,10 +221,13 @@ impl Worker {
             unreachable!("client {number} is buried with steps on the disk")
         };
         let may_take = self.line.front().is_none_or(|&first| first == number);
-        let Self { engine, shared, .. } = self;
+        let Self { engines, shared, .. } = self;
         let may_discard = shared.may_discard;
         let tls = shared.tls.as_ref();
-        act(client, &mut Context { path: &shared.path, tls, engine, now, may_take, may_discard });
+        let (number, in_flight) = (client.connection.volume(), engines.iter().map(Engine::in_flight).sum::<usize>());
+        let (engine, volume) = (&mut engines[number], &shared.volumes[number]);
+        let (path, cache, elsewhere) = (&volume.path, volume.cached.get(), in_flight - engine.in_flight());
+        act(client, &mut Context { path, cache, tls, elsewhere, engine, now, may_take, may_discard });
     }
 
     fn turn(&mut self, number: usize, now: Instant) {
@@ -271,7 +276,7 @@ impl Worker {
         client.interest = wanted;
         if told.is_err() {
             // Nothing would report when it can go on.
-            client.connection.die(&self.shared.path);
+            client.connection.die(self.shared.path());
         }
     }
 
@@ -280,9 +285,9 @@ impl Worker {
         for number in 0..self.clients.len() {
             let Some(client) = &mut self.clients[number] else { continue };
             if is_over {
-                client.connection.die(&self.shared.path);
+                client.connection.die(self.shared.path());
             }
-            client.connection.check(&self.shared.limits, &self.shared.path, now);
+            client.connection.check(&self.shared.limits, self.shared.path(), now);
             if client.connection.is_dead() {
                 self.line.retain(|&other| other != number);
                 self.listen(number);
@@ -321,33 +326,32 @@ mod tests {
     use pagemill::PAGE_SIZE;
 
     use super::*;
-    use crate::serve::TimeLimits;
     use crate::serve::disk::plain_step;
     use crate::serve::fixture::*;
     use crate::serve::memory::Patience;
+    use crate::serve::{Served, TimeLimits};
 
     /// A worker with a pool of `promised` pages and no other pages.
     fn worker(promised: usize, engine: Engine) -> Worker {
         let second = Duration::from_secs(1);
         let shared = Shared {
-            path: path(promised, promised),
+            volumes: vec![Served { path: path(promised, promised), cached: OnceLock::new() }],
             config: config(),
             tls: None,
             limits: TimeLimits { handshake: second, stall: Some(second), stop: second },
             may_discard: false,
-            cached: OnceLock::new(),
             failure: Mutex::new(None),
         };
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         let (_, letters) = mpsc::channel();
-        Worker::new(Arc::new(shared), engine, letters, wake.as_fd()).unwrap()
+        Worker::new(Arc::new(shared), vec![engine], letters, wake.as_fd()).unwrap()
     }
 
     #[test]
     fn only_the_first_client_in_line_takes_pages_of_the_pool() {
         let (mut worker, now, load) = (worker(16, Engine::Held(Vec::new())), Instant::now(), Load::new(0));
         let shared = Arc::clone(&worker.shared);
-        let held = shared.path.memory.take(8 * PAGE_SIZE, Patience::None).unwrap().unwrap();
+        let held = shared.path().memory.take(8 * PAGE_SIZE, Patience::None).unwrap().unwrap();
         // The first client has a page on the disk, so the worker does not sleep in the pool. The second needs more
         // pages than there are, the third fewer.
         let clients: Vec<_> = [4096, 8 * PAGE_SIZE, 512]
@@ -362,16 +366,16 @@ mod tests {
                 client
             })
             .into();
-        assert_eq!((worker.engine.in_flight(), &worker.line), (1, &VecDeque::from([1, 2])));
-        shared.path.memory.give_back(held);
+        assert_eq!((worker.engines[0].in_flight(), &worker.line), (1, &VecDeque::from([1, 2])));
+        shared.path().memory.give_back(held);
         worker.serve(now, &mut Vec::new()).unwrap();
-        assert_eq!((worker.engine.in_flight(), worker.line.len()), (3, 0));
-        let Engine::Held(ops) = std::mem::replace(&mut worker.engine, Engine::Plain) else { unreachable!() };
+        assert_eq!((worker.engines[0].in_flight(), worker.line.len()), (3, 0));
+        let Engine::Held(ops) = std::mem::replace(&mut worker.engines[0], Engine::Plain) else { unreachable!() };
         for op in ops {
-            let (number, done) = (op.tag.0, plain_step(&shared.path, op));
+            let (number, done) = (op.tag.0, plain_step(shared.path(), op));
             worker.with(number, now, |client, context| client.connection.complete(done, context));
         }
-        assert_eq!(shared.path.memory.pool().stats().out, 0);
+        assert_eq!(shared.path().memory.pool().stats().out, 0);
         drop(clients);
     }
 

@@ -81,31 +81,44 @@ impl Served {
     /// Serves `volume`, whose data is in `data`. Returns `None` and prints that it is skipped if a ring is demanded and
     /// the system has none.
     pub(crate) fn start(bench: &Bench, data: impl Into<Behind>, volume: Volume, setup: Setup) -> Option<Self> {
-        Self::start_with(bench, data.into(), volume, setup, None)
+        Self::start_with(bench, vec![("", data.into(), volume)], setup, None)
     }
 
     /// The same, with TLS required.
     pub(crate) fn start_tls(bench: &Bench, data: File, volume: Volume, setup: Setup, tls: TlsServer) -> Self {
-        Self::start_with(bench, data.into(), volume, setup, Some(tls)).expect("the way is no ring")
+        Self::start_with(bench, vec![("", data.into(), volume)], setup, Some(tls)).expect("the way is no ring")
     }
 
-    fn start_with(bench: &Bench, data: Behind, volume: Volume, setup: Setup, tls: Option<TlsServer>) -> Option<Self> {
+    /// The same, of several volumes by their names.
+    pub(crate) fn start_all(bench: &Bench, volumes: Vec<(&str, Behind, Volume)>, setup: Setup) -> Option<Self> {
+        Self::start_with(bench, volumes, setup, None)
+    }
+
+    fn start_with(
+        bench: &Bench,
+        volumes: Vec<(&str, Behind, Volume)>,
+        setup: Setup,
+        tls: Option<TlsServer>,
+    ) -> Option<Self> {
         let allocator = Allocator::builder().pages(setup.pages).build().unwrap();
-        let geometry = *volume.geometry();
-        let block = geometry.sector_size.bytes();
-        let disk = Disk::new(data, geometry.offset, block, false);
-        let export = Export {
-            name: String::new(),
-            description: "a volume".to_owned(),
-            size: geometry.len,
-            is_read_only: false,
-            min_block: disk.block() as u32,
-            preferred_block: 4096,
+        let memory = Memory::new(&allocator, setup.promised, PART).unwrap();
+        let prepared = |(name, data, volume): (&str, Behind, Volume)| {
+            let geometry = *volume.geometry();
+            let disk = Disk::new(data, geometry.offset, geometry.sector_size.bytes(), false);
+            let export = Export {
+                name: name.to_owned(),
+                description: "a volume".to_owned(),
+                size: geometry.len,
+                is_read_only: false,
+                min_block: disk.block() as u32,
+                preferred_block: 4096,
+            };
+            (DataPath { volume, disk, memory: memory.clone() }, export)
         };
-        let path = DataPath { volume, disk, memory: Memory::new(&allocator, setup.promised, PART).unwrap() };
+        let (paths, exports) = volumes.into_iter().map(prepared).unzip();
         let options = Options {
             config: Config {
-                exports: vec![export],
+                exports,
                 tls: if tls.is_some() { Tls::Required } else { Tls::None },
                 block_size_agreed: false,
             },
@@ -116,7 +129,7 @@ impl Served {
             limits: setup.limits,
             may_discard: setup.may_discard,
         };
-        let server = match Server::start_cached(path, options, setup.cache.map(PageCount::new)) {
+        let server = match Server::start_all(paths, options, setup.cache.map(PageCount::new)) {
             Ok(server) => Arc::new(server),
             Err(error) if setup.way == Way::Uring => {
                 eprintln!("skipped: the system refuses io_uring: {error}");
@@ -212,19 +225,29 @@ pub(crate) struct Client<S = UnixStream>(pub(crate) S);
 
 impl Client {
     pub(crate) fn connect(served: &Served) -> Self {
+        Self::connect_to(served, "").unwrap()
+    }
+
+    /// Connects to the export of this name; `None` if there is none.
+    pub(crate) fn connect_to(served: &Served, name: &str) -> Option<Self> {
         let mut stream = UnixStream::connect(&served.socket).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
         // Fixed newstyle, no zeroes.
         stream.write_all(&3u32.to_be_bytes()).unwrap();
-        Self::go(stream)
+        Self::go_to(stream, name)
     }
 }
 
 impl<S: Read + Write> Client<S> {
     /// Asks for the empty name, and for the block size.
-    pub(crate) fn go(mut stream: S) -> Self {
-        let data = [&0u32.to_be_bytes()[..], &1u16.to_be_bytes(), &3u16.to_be_bytes()].concat();
+    pub(crate) fn go(stream: S) -> Self {
+        Self::go_to(stream, "").expect("there is always a first one")
+    }
+
+    fn go_to(mut stream: S, name: &str) -> Option<Self> {
+        let data = [&(name.len() as u32).to_be_bytes()[..], name.as_bytes(), &1u16.to_be_bytes(), &3u16.to_be_bytes()]
+            .concat();
         let option = [&b"IHAVEOPT"[..], &7u32.to_be_bytes(), &(data.len() as u32).to_be_bytes(), &data].concat();
         stream.write_all(&option).unwrap();
         loop {
@@ -233,7 +256,8 @@ impl<S: Read + Write> Client<S> {
             let word = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().unwrap());
             stream.read_exact(&mut vec![0; word(16) as usize]).unwrap();
             match word(12) {
-                1 => return Self(stream),
+                1 => return Some(Self(stream)),
+                0x8000_0006 => return None,
                 kind => assert!(kind < 1 << 31, "refused: {kind:#x}"),
             }
         }

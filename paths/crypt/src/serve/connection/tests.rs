@@ -10,12 +10,13 @@ const TEN_S: Duration = Duration::from_secs(10);
 /// A client and its connection.
 fn connected(now: Instant) -> (UnixStream, Connection) {
     let (client, server) = UnixStream::pair().unwrap();
-    (client, Connection::new(0, Socket::unix(server).unwrap(), config(), None, now).unwrap())
+    (client, Connection::new(0, Socket::unix(server).unwrap(), config(), now).unwrap())
 }
 
 /// Gives it turns while it is ready.
 fn turns(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now: Instant) -> usize {
-    let mut context = Context { path, tls: None, engine, now, may_take: true, may_discard: true };
+    let mut context =
+        Context { path, cache: None, tls: None, elsewhere: 0, engine, now, may_take: true, may_discard: true };
     let mut turns = 0;
     while turns == 0 || connection.is_ready() {
         connection.turn(&mut context);
@@ -102,7 +103,8 @@ fn finish(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now
     while !done() {
         let ops = if let Engine::Held(ops) = engine { std::mem::take(ops) } else { Vec::new() };
         for op in ops {
-            let mut context = Context { path, tls: None, engine, now, may_take: true, may_discard: true };
+            let mut context =
+                Context { path, cache: None, tls: None, elsewhere: 0, engine, now, may_take: true, may_discard: true };
             connection.complete(plain_step(path, op), &mut context);
         }
         turns(connection, path, engine, now);
@@ -285,7 +287,16 @@ fn a_connection_takes_pages_only_when_it_is_first_in_line() {
     (&client).write_all(&[negotiation(), request(WRITE, 512), vec![9; 512]].concat()).unwrap();
     let mut engine = Engine::Plain;
     for (may_take, is_stalled) in [(false, true), (false, true), (true, false)] {
-        let mut context = Context { path: &path, tls: None, engine: &mut engine, now, may_take, may_discard: true };
+        let mut context = Context {
+            path: &path,
+            cache: None,
+            tls: None,
+            elsewhere: 0,
+            engine: &mut engine,
+            now,
+            may_take,
+            may_discard: true,
+        };
         connection.turn(&mut context);
         assert_eq!(connection.is_stalled(), is_stalled);
     }

@@ -211,7 +211,7 @@ fn taken(
         return Ok(Some(buffer));
     }
     let since = *stalled.get_or_insert_with(Instant::now);
-    if !context.may_take || context.engine.in_flight() > 0 {
+    if !context.may_take || context.engine.in_flight() + context.elsewhere > 0 {
         return Ok(None);
     }
     let taken = take(Patience::Wait).map_err(fault)?;
