@@ -13,7 +13,7 @@ use rustix::process::Signal;
 const BYTES: usize = 4 << 20;
 
 /// Runs `pagemill` with these words.
-fn pagemill(folder: &Folder, words: &str) -> Outcome {
+pub(crate) fn pagemill(folder: &Folder, words: &str) -> Outcome {
     folder.run(Command::new(PROGRAM).args(words.split(' ')))
 }
 
@@ -22,7 +22,7 @@ fn folder() -> Folder {
     folder_with("20M")
 }
 
-fn folder_with(size: &str) -> Folder {
+pub(crate) fn folder_with(size: &str) -> Folder {
     let folder = Folder::new();
     folder.file("key", &[7; 32]);
     let format = format!("crypt format volume --size {size} --key-file key --kdf pbkdf2 --kdf-iterations 1000");
@@ -32,7 +32,7 @@ fn folder_with(size: &str) -> Folder {
 }
 
 /// A process that ends with the test, whether or not the test succeeds.
-struct Serving(Child);
+pub(crate) struct Serving(pub(crate) Child);
 
 impl Drop for Serving {
     fn drop(&mut self) {
@@ -43,12 +43,12 @@ impl Drop for Serving {
 
 impl Serving {
     /// Starts `pagemill` with these words.
-    fn start(folder: &Folder, words: &str) -> Self {
+    pub(crate) fn start(folder: &Folder, words: &str) -> Self {
         Self(folder.spawn(Command::new(PROGRAM).args(words.split(' '))))
     }
 
     /// The first line that it prints.
-    fn first_line(&mut self) -> String {
+    pub(crate) fn first_line(&mut self) -> String {
         BufReader::new(self.0.stderr.take().unwrap()).lines().next().unwrap().unwrap()
     }
 }
@@ -68,7 +68,7 @@ fn serve(folder: &Folder, more: &str) -> Serving {
 }
 
 /// Runs `nbdcopy` in the folder.
-fn nbdcopy(folder: &Folder, from: &str, to: &str) {
+pub(crate) fn nbdcopy(folder: &Folder, from: &str, to: &str) {
     let done = folder.run(Command::new("nbdcopy").args(["--flush", from, to]));
     assert_eq!(done.code, Some(0), "{from} {to}: {}", done.stderr);
 }
@@ -81,7 +81,7 @@ fn has_nbdcopy() -> bool {
     is_here
 }
 
-fn uri(folder: &Folder) -> String {
+pub(crate) fn uri(folder: &Folder) -> String {
     format!("nbd+unix:///?socket={}", folder.path("socket").display())
 }
 
