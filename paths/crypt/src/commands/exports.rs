@@ -10,7 +10,7 @@ use crate::Error;
 use crate::nbd::Export;
 use crate::serve::{DataPath, Disk, Memory};
 
-/// An `--export`: NAME=IMAGE[,key-file=FILE][,header=FILE][,read-only].
+/// An `--export`: `NAME=IMAGE[,key-file=FILE][,header=FILE][,read-only]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ExportArg {
     name: String,
