@@ -13,7 +13,7 @@ use rustix::process::Signal;
 const BYTES: usize = 4 << 20;
 
 /// Runs `pagemill` with these words.
-fn pagemill(folder: &Folder, words: &str) -> Outcome {
+pub(crate) fn pagemill(folder: &Folder, words: &str) -> Outcome {
     folder.run(Command::new(PROGRAM).args(words.split(' ')))
 }
 
@@ -46,12 +46,12 @@ impl Drop for Serving {
 
 impl Serving {
     /// Starts `pagemill` with these words.
-    fn start(folder: &Folder, words: &str) -> Self {
+    pub(crate) fn start(folder: &Folder, words: &str) -> Self {
         Self(folder.spawn(Command::new(PROGRAM).args(words.split(' '))))
     }
 
     /// The first line that it prints.
-    fn first_line(&mut self) -> String {
+    pub(crate) fn first_line(&mut self) -> String {
         BufReader::new(self.0.stderr.take().unwrap()).lines().next().unwrap().unwrap()
     }
 }
@@ -71,7 +71,7 @@ pub(crate) fn serve(folder: &Folder, more: &str) -> Serving {
 }
 
 /// Runs `nbdcopy` in the folder.
-fn nbdcopy(folder: &Folder, from: &str, to: &str) {
+pub(crate) fn nbdcopy(folder: &Folder, from: &str, to: &str) {
     let done = folder.run(Command::new("nbdcopy").args(["--flush", from, to]));
     assert_eq!(done.code, Some(0), "{from} {to}: {}", done.stderr);
 }
@@ -84,7 +84,7 @@ fn has_nbdcopy() -> bool {
     is_here
 }
 
-fn uri(folder: &Folder) -> String {
+pub(crate) fn uri(folder: &Folder) -> String {
     format!("nbd+unix:///?socket={}", folder.path("socket").display())
 }
 

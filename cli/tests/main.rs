@@ -6,6 +6,8 @@ mod bench_rpc;
 mod copy;
 mod copy_faults;
 mod copy_refused;
+mod crypt_exports;
+mod crypt_far;
 mod crypt_memory;
 mod crypt_mount;
 mod crypt_serve;

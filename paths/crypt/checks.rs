@@ -20,6 +20,7 @@ pub(super) const CHECKS: Path = Path {
     program_tests: &[
         "crypt_exports",
         "crypt_far",
+        "crypt_memory",
         "crypt_mount",
         "crypt_serve",
         "crypt_service",

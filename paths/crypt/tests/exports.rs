@@ -1,5 +1,7 @@
 //! Several volumes on one server: each client gets the one that it asked for, and they share threads and memory.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::thread;
 
 use crate::common::far_end::FarEnd;
@@ -137,4 +139,41 @@ fn a_disk_that_fails_concerns_its_own_volume() {
     }
     drop((far, one));
     assert!(served.try_stop().is_err(), "told at the end");
+}
+
+/// The choice of a volume, requests and the goodbye come at once, and all of them are for that volume.
+#[test]
+fn requests_that_come_with_the_choice_are_for_the_chosen_volume() {
+    by_each_way_of_files(Setup::new(), |bench, end, served| {
+        let last = served.server.ways().len() - 1;
+        let bytes = pattern(4096);
+        for turn in 0..20 {
+            let mut stream = UnixStream::connect(&served.socket).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let name = VOLUMES[last].0.as_bytes();
+            let choice = [&3u32.to_be_bytes()[..], name, &1u16.to_be_bytes(), &3u16.to_be_bytes()].concat();
+            let option =
+                [&3u32.to_be_bytes()[..], b"IHAVEOPT", &7u32.to_be_bytes(), &(choice.len() as u32).to_be_bytes()];
+            let write = header(command::WRITE, FUA, 1, turn * 4096, 4096);
+            let read = header(command::READ, 0, 2, turn * 4096, 4096);
+            let goodbye = header(command::DISCONNECT, 0, 3, 0, 0);
+            let flushes = end.with(|state| state.count(command::FLUSH));
+            stream.write_all(&[&option.concat()[..], &choice, &write, &bytes, &goodbye].concat()).unwrap();
+            let mut said = Vec::new();
+            stream.read_to_end(&mut said).unwrap();
+            assert_eq!(
+                said[said.len() - 16..],
+                [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0][..], &1u64.to_be_bytes()].concat()
+            );
+            assert!(contents(bench, end, last)[turn as usize * 4096..][..4096] == bytes, "turn {turn}");
+            assert_eq!(end.with(|state| state.count(command::FLUSH)), flushes + usize::from(last == 2), "turn {turn}");
+            let mut stream = UnixStream::connect(&served.socket).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.write_all(&[&option.concat()[..], &choice, &read, &goodbye].concat()).unwrap();
+            said.clear();
+            stream.read_to_end(&mut said).unwrap();
+            assert!(said.ends_with(&bytes), "turn {turn}");
+        }
+        served.stop();
+    });
 }

@@ -12,8 +12,8 @@ use std::thread;
 use crate::commands::{CHEAP, crypt, opening};
 use crate::common::served::{Client, Served, Setup, command};
 use crate::common::*;
-use pagemill_crypt::{Error, Store};
 use pagemill_crypt::commands::Opened;
+use pagemill_crypt::{Error, Store};
 
 const BY_CRYPTSETUP: &str = "-q --pbkdf pbkdf2 --pbkdf-force-iterations 1000";
 

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use pagemill::PAGE_SIZE;
 use tracing::warn;
 
+use super::fitting_block;
 use super::hold::Claim;
 use super::open::{OpenArgs, Opened};
-use super::fitting_block;
 use crate::Error;
 use crate::nbd::Export;
 use crate::serve::{DataPath, Disk, Memory};
 
-/// An `--export`: NAME=IMAGE[,key-file=FILE][,header=FILE][,read-only].
+/// An `--export`: `NAME=IMAGE[,key-file=FILE][,header=FILE][,read-only]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ExportArg {
     name: String,

@@ -26,7 +26,7 @@ use crate::serve::{DataPath, Disk, VolumeFile};
 #[command(verbatim_doc_comment)]
 pub(super) struct MountArgs {
     /// The file or block device with the data, or an NBD server's export:
-    /// nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with
+    /// nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with
     /// nbds by TLS: ?tls-certificates=FOLDER has ca-cert.pem, and may have
     /// client-cert.pem and client-key.pem
     #[arg(verbatim_doc_comment)]

@@ -1,4 +1,5 @@
 //! Opening a volume, for the subcommands that need its contents.
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -186,7 +187,8 @@ impl OpenArgs {
     /// Opens the data. A far end is not claimed: whether others use it is for its server to say.
     fn data(&self, may_write: bool) -> Result<(Behind, Claim), Error> {
         if let Some(uri) = self.image.to_str().filter(|image| is_uri(image)) {
-            let say = |line: &str| eprintln!("pagemill crypt: {line}");
+            // A server whose standard error is closed goes on.
+            let say = |line: &str| drop(writeln!(io::stderr(), "pagemill crypt: {line}"));
             let options = FarOptions { reconnect: Duration::from_secs(self.reconnect.into()), may_write, say };
             return Ok((Far::connect(uri, options)?.into(), Claim::default()));
         }

@@ -38,7 +38,7 @@ use crate::serve::{Listener, Memory, MemoryStats, Options, Pem, Server, TimeLimi
 #[command(verbatim_doc_comment, after_help = EXAMPLE)]
 pub(super) struct ServeArgs {
     /// The file or block device with the data, or an NBD server's export:
-    /// nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with
+    /// nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with
     /// nbds by TLS: ?tls-certificates=FOLDER has ca-cert.pem, and may have
     /// client-cert.pem and client-key.pem
     #[arg(required_unless_present = "export", verbatim_doc_comment)]

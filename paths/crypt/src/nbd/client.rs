@@ -304,7 +304,7 @@ mod tests {
             let refused = go(&mut Said(&said, Vec::new()), "").unwrap_err().to_string();
             assert!(refused.contains(word) && !refused.contains('\x1b'), "{refused}");
         }
-        let old = [&GREETING.to_be_bytes()[..], &0x0042_0281_8612_53u64.to_be_bytes(), &[0, 0]].concat();
+        let old = [&GREETING.to_be_bytes()[..], &0x0000_4202_8186_1253u64.to_be_bytes(), &[0, 0]].concat();
         let refused = greet(&mut Said(&old, Vec::new()), false).unwrap_err().to_string();
         assert!(refused.contains("old form"), "{refused}");
         let greeting = [&b"NBDMAGICIHAVEOPT\0\x03"[..], &answer(5, reply::UNSUPPORTED, &[])].concat();

@@ -139,6 +139,8 @@ pub(super) struct Connection {
     number: usize,
     socket: Socket,
     session: Session,
+    /// The number of its volume; until it has chosen one, the first.
+    volume: usize,
     /// This client's access to the plain pages of its volume, from its first request on.
     cached: Option<CachedFile>,
     /// TLS begins when all answers so far are sent.
@@ -193,6 +195,7 @@ impl Connection {
             number,
             socket,
             session,
+            volume: 0,
             cached: None,
             starts_tls: false,
             stage: Stretch::new(STAGE)?,
@@ -218,9 +221,9 @@ impl Connection {
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
     }
-    /// The number of its volume; until it has chosen one, the first.
+    /// The volume that its turns are for.
     pub(super) fn volume(&self) -> usize {
-        self.session.export_number().unwrap_or(0)
+        self.volume
     }
     pub(super) fn is_dead(&self) -> bool {
         self.life == Life::Dead
@@ -408,6 +411,12 @@ impl Connection {
             self.start += taken;
             if let Some(name) = session.take_unknown() {
                 self.tally.misses(&name);
+            }
+            // What follows needs a turn for the volume that was chosen, and so do steps after the session's end.
+            if let Some(volume) = self.session.export_number()
+                && std::mem::replace(&mut self.volume, volume) != volume
+            {
+                return Blocked::Turn;
             }
             match event {
                 Event::Continue => {}

@@ -79,7 +79,8 @@ impl Figures {
             out.sample("request_us_count", &kind, count);
         }
         out.head("disk_errors_total", "counter", "Operations on the disk that failed.");
-        let disks: Vec<_> = disks.map(|(export, disk)| (format!("export=\"{}\"", escaped(export)), &disk.health)).collect();
+        let disks: Vec<_> =
+            disks.map(|(export, disk)| (format!("export=\"{}\"", escaped(export)), &disk.health)).collect();
         for (export, health) in &disks {
             for (operation, count) in OPERATIONS.iter().zip(health.errors()) {
                 out.sample("disk_errors_total", &format!("{export},operation=\"{operation}\""), count);

@@ -28,8 +28,8 @@ mod calls;
 mod connection;
 mod crew;
 mod disk;
-mod figures;
 mod far;
+mod figures;
 #[cfg(test)]
 mod fixture;
 mod health;

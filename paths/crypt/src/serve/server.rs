@@ -316,7 +316,11 @@ impl Server {
 
     /// Syncs all disks, also if one fails, whose error it returns.
     fn sync_all(&self) -> io::Result<()> {
-        self.shared.volumes.iter().map(|volume| volume.path.disk.sync()).fold(Ok(()), |all, one| all.and(one))
+        let mut result = Ok(());
+        for volume in &self.shared.volumes {
+            result = result.and(volume.path.disk.sync());
+        }
+        result
     }
 
     /// Returns when the threads have ended; true if one of them has panicked.

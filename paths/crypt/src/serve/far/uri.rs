@@ -162,7 +162,7 @@ impl Parts {
     }
 }
 
-/// HOST, HOST:PORT, [ADDRESS] or [ADDRESS]:PORT.
+/// `HOST`, `HOST:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`.
 fn address(text: &str) -> Result<Host, String> {
     let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, "")) => (host, None),

@@ -1,0 +1,82 @@
+//! `pagemill crypt serve --export`: several volumes of one process.
+
+use std::fs;
+use std::process::Command;
+
+use crate::common::{Folder, until};
+use crate::crypt_far::need;
+use crate::crypt_serve::{QUICK, Serving, folder_with, nbdcopy, pagemill};
+
+/// Volumes `volume` (key `key`), `b` (key `other`) and `c` (key `key`) of 4 MiB each.
+fn folder() -> Folder {
+    let folder = folder_with("20M", QUICK);
+    folder.file("other", &[8; 32]);
+    for (image, key) in [("b", "other"), ("c", "key")] {
+        let line = format!("crypt format {image} --size 20M --key-file {key} --kdf pbkdf2 --kdf-iterations 1000");
+        let made = pagemill(&folder, &line);
+        assert_eq!(made.code, Some(0), "{}", made.stderr);
+    }
+    folder
+}
+
+#[test]
+fn volumes_are_listed_and_served_by_their_names() {
+    need("nbdcopy", "libnbd-bin");
+    let folder = folder();
+    let words =
+        "crypt serve volume --key-file key --unix socket --name a --export b=b,key-file=other --export c=c,read-only";
+    let serving = Serving::start(&folder, words);
+    until("its socket", || folder.path("socket").exists());
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", folder.path("socket").display());
+    let list = folder.run(Command::new("nbdinfo").args(["--list", "--json", &uri("")]));
+    assert_eq!(list.code, Some(0), "{}", list.stderr);
+    let list: serde_json::Value = serde_json::from_str(&list.stdout).unwrap();
+    let about = |export: &serde_json::Value| {
+        (
+            export["export-name"].as_str().unwrap().to_owned(),
+            export["export-size"].clone(),
+            export["is_read_only"].clone(),
+        )
+    };
+    let about: Vec<_> = list["exports"].as_array().unwrap().iter().map(about).collect();
+    let expected = [("a", false), ("b", false), ("c", true)];
+    assert_eq!(about, expected.map(|(name, is)| (name.to_owned(), (4 << 20).into(), is.into())));
+    for (name, byte) in [("a", 1), ("b", 2)] {
+        folder.file("raw", &vec![byte; 4 << 20]);
+        nbdcopy(&folder, "raw", &uri(name));
+    }
+    for (name, byte) in [("", 1), ("a", 1), ("b", 2)] {
+        nbdcopy(&folder, &uri(name), "back");
+        assert!(fs::read(folder.path("back")).unwrap() == vec![byte; 4 << 20], "{name}");
+    }
+    let unknown = folder.run(Command::new("nbdinfo").arg(uri("d")));
+    assert_ne!(unknown.code, Some(0), "{}", unknown.stdout);
+    drop(serving);
+    // Each is an ordinary volume of its key, and a server may do without an IMAGE.
+    fs::remove_file(folder.path("socket")).unwrap();
+    let mut serving = Serving::start(&folder, "crypt serve --export=b=b --key-file other --unix socket");
+    let first = serving.first_line();
+    assert!(first.contains("serving 4194304 bytes"), "{first}");
+    nbdcopy(&folder, &uri(""), "back");
+    assert!(fs::read(folder.path("back")).unwrap() == vec![2; 4 << 20]);
+}
+
+#[test]
+fn exports_that_make_no_sense_are_refused() {
+    let folder = folder();
+    let refused = |words: &str, why: &[&str]| {
+        pagemill(&folder, &format!("crypt serve {words} --key-file key --unix socket")).refused_by("crypt", why);
+    };
+    refused("volume --export =c", &["two exports have the name \"\"", "--name"]);
+    refused("--export a=b,key-file=other --export a=c", &["two exports have the name \"a\""]);
+    refused("volume --export a=volume", &["volume: another program is using it"]);
+    refused("--export a=c --name b", &["for IMAGE"]);
+    refused("volume --export a=missing", &["missing", "check the name"]);
+    for words in ["", "--export b", "--export a=c,key=file"] {
+        let line = format!("crypt serve --unix socket {words}");
+        assert_eq!(pagemill(&folder, line.trim_end()).code, Some(2), "{words}");
+    }
+    let wrong = pagemill(&folder, "crypt serve volume --key-file key --export a=b --unix socket");
+    assert_eq!(wrong.code, Some(3), "{}", wrong.stderr);
+    assert!(!folder.path("socket").exists());
+}

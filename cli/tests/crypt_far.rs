@@ -1,0 +1,93 @@
+//! `pagemill crypt serve` with another NBD server behind it, which is killed and started again.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
+
+use crate::common::{Folder, signal, until};
+use crate::crypt_serve::{QUICK, Serving, folder_with, nbdcopy, pagemill, uri};
+use rustix::process::Signal;
+
+/// Fails with the package that has `program`, if it is missing.
+pub(crate) fn need(program: &str, package: &str) {
+    let found = Command::new(program).arg("--version").stdout(Stdio::null()).status();
+    assert!(found.is_ok(), "{program} is missing: install the package {package}");
+}
+
+/// Serves the file `volume` at the socket `far` by `qemu-nbd`.
+fn far_end(folder: &Folder) -> Serving {
+    need("qemu-nbd", "qemu-utils");
+    let socket = folder.path("far");
+    let _ = fs::remove_file(&socket);
+    let mut command = Command::new("qemu-nbd");
+    command.args(["--persistent", "--shared=8", "--format=raw", "--socket"]).arg(&socket).arg("volume");
+    let mut serving = Serving(folder.spawn(&mut command));
+    until("its socket", || {
+        assert!(serving.0.try_wait().unwrap().is_none(), "qemu-nbd has ended");
+        socket.exists()
+    });
+    serving
+}
+
+fn far_uri(folder: &Folder) -> String {
+    format!("nbd+unix:///?socket={}", folder.path("far").display())
+}
+
+/// The header is read from there, and `kill -9` of the far end during a copy is not seen by the client.
+#[test]
+fn a_volume_behind_a_server_that_is_killed_under_load_is_whole() {
+    need("nbdcopy", "libnbd-bin");
+    let folder = folder_with("48M", QUICK);
+    let volume = File::open(folder.path("volume")).unwrap();
+    let sector = || {
+        let mut bytes = [0; 4096];
+        volume.read_exact_at(&mut bytes, 40 << 20).unwrap();
+        bytes
+    };
+    let mut far = far_end(&folder);
+    let words = format!("crypt serve {} --key-file key --unix socket --threads 2", far_uri(&folder));
+    let mut server = Serving::start(&folder, &words);
+    let first = server.first_line();
+    assert!(first.contains("serving 33554432 bytes") && first.contains("by NBD, 4 connections"), "{first}");
+    for round in 0..3u32 {
+        let noise: Vec<u8> = (round..round + (32 << 20)).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        folder.file("raw", &noise);
+        let before = sector();
+        let mut copy = Command::new("nbdcopy");
+        let mut copy = Serving(folder.spawn(copy.args(["--flush", "--connections=4", "raw", &uri(&folder)])));
+        until("a write", || sector() != before || copy.0.try_wait().unwrap().is_some());
+        far.0.kill().unwrap();
+        far.0.wait().unwrap();
+        far = far_end(&folder);
+        let copied = copy.0.wait().unwrap();
+        assert!(copied.success(), "round {round}: {copied}");
+        nbdcopy(&folder, &uri(&folder), "back");
+        assert!(fs::read(folder.path("back")).unwrap() == noise, "round {round}");
+    }
+    signal(&server.0, Signal::TERM);
+    assert_eq!(server.0.wait().unwrap().code(), Some(0));
+    // The same volume without a far end.
+    drop(far);
+    let server = Serving::start(&folder, "crypt serve volume --key-file key --unix socket --read-only");
+    until("its socket", || folder.path("socket").exists());
+    nbdcopy(&folder, &uri(&folder), "plain");
+    assert!(fs::read(folder.path("plain")).unwrap() == fs::read(folder.path("back")).unwrap());
+    drop(server);
+}
+
+#[test]
+fn far_ends_that_cannot_be_used_are_refused_with_a_next_step() {
+    let folder = folder_with("20M", QUICK);
+    let refused = |uri: &str, more: &str, words: &[&str]| {
+        let line = format!("crypt serve {uri} --key-file key --unix socket{more}");
+        pagemill(&folder, &line).refused_by("crypt", words);
+    };
+    refused(&far_uri(&folder), "", &["far", "No such file", "check the name"]);
+    refused("nbd://localhost:0/", "", &["localhost:0"]);
+    refused("nbd://", "", &["name a host"]);
+    refused("nbds://localhost/", "", &["tls-certificates"]);
+    let _far = far_end(&folder);
+    refused(&format!("{}&tls-certificates=x", far_uri(&folder)), "", &["nbds"]);
+    refused(&far_uri(&folder).replace("///", "///other"), "", &["no export of that name"]);
+    refused(&far_uri(&folder), " --io uring", &["--io is for a file"]);
+}
