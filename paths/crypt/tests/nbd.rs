@@ -163,9 +163,13 @@ fn clients_that_do_not_ask_for_the_block_size_get_small_or_agreed_ones() {
     {
         let mut config = Config { block_size_agreed, ..(*config(Tls::None)).clone() };
         config.exports[1].min_block = min_block;
-        let mut client = Client::of(Arc::new(config));
+        let config = Arc::new(config);
+        let mut client = Client::of(Arc::clone(&config));
         client.option(GO, &go_data("large", &[]));
         assert_eq!(client.kinds().last() == Some(&ACK), is_let_in, "{min_block}, {block_size_agreed}");
+        // The oldest option has no answer that says why.
+        let event = Client::of(config).option(EXPORT_NAME, b"large");
+        assert_eq!(event == Event::Continue, is_let_in, "{min_block}, {block_size_agreed}: {event:?}");
     }
 }
 

@@ -35,7 +35,11 @@ use crate::serve::{Listener, Memory, MemoryStats, Options, Pem, Server, TimeLimi
 /// their data on the disk, and refuses later ones. SIGHUP loads the files of
 /// TLS again, for new clients; without TLS it is like SIGTERM.
 #[derive(Args, Debug)]
-#[command(verbatim_doc_comment, after_help = EXAMPLE)]
+#[command(
+    verbatim_doc_comment,
+    override_usage = "pagemill crypt serve [OPTIONS] --unix PATH|--tcp ADDR|--activated [IMAGE]",
+    after_help = EXAMPLE
+)]
 pub(super) struct ServeArgs {
     /// The file or block device with the data, or an NBD server's export:
     /// nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with
@@ -105,9 +109,9 @@ pub(super) struct ServeArgs {
 
     /// Answer Prometheus at http://ADDR/metrics; a port alone is 127.0.0.1's
     ///
-    /// Figures of the clients, their requests and the disk, of the memory, the
-    /// reserve for writes and the cache. All who reach the address may read
-    /// them: there is no password and no TLS.
+    /// Figures of the clients, their requests and the disk, of the memory,
+    /// the reserve for writes and the cache. All who reach the address may
+    /// read them: there is no password and no TLS.
     #[arg(long, value_name = "ADDR", value_parser = metrics_address, verbatim_doc_comment)]
     metrics: Option<SocketAddr>,
 

@@ -82,6 +82,12 @@ pub struct Config {
     pub block_size_agreed: bool,
 }
 
+impl Config {
+    fn needs_block_size(&self, export: &Export) -> bool {
+        !self.block_size_agreed && export.min_block > 512
+    }
+}
+
 /// The result of feeding bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {

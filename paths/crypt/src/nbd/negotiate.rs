@@ -198,6 +198,9 @@ impl Session {
     fn export_by_name(&mut self, name: &[u8], out: &mut Vec<u8>) -> Event {
         let Some(number) = self.find(name) else { return Event::Violation("it asks for an export that is not there") };
         let export = &self.config.exports[number];
+        if self.config.needs_block_size(export) {
+            return Event::Violation("it does not ask for the block size, which this export demands");
+        }
         out.extend(export.size.to_be_bytes());
         out.extend(flags::of(export, self.agreed.structured).to_be_bytes());
         if !self.agreed.no_zeroes {
@@ -235,8 +238,8 @@ impl Session {
             return say(option, reply::UNKNOWN, b"there is no export of that name", out);
         };
         let export = &self.config.exports[number];
-        let is_agreed = self.config.block_size_agreed || export.min_block <= 512;
-        if option == option::GO && !is_agreed && !asked.contains(&info::BLOCK_SIZE) {
+        let has_block_size = asked.contains(&info::BLOCK_SIZE);
+        if option == option::GO && self.config.needs_block_size(export) && !has_block_size {
             return say(option, reply::BLOCK_SIZE_REQUIRED, b"ask for the block size, and keep to it", out);
         }
         let tell = |kind: u16, rest: &[u8], out: &mut Vec<u8>| {
@@ -244,7 +247,7 @@ impl Session {
         };
         let flags = flags::of(export, self.agreed.structured);
         tell(info::EXPORT, &[&export.size.to_be_bytes()[..], &flags.to_be_bytes()].concat(), out);
-        if asked.contains(&info::BLOCK_SIZE) {
+        if has_block_size {
             let sizes = [export.min_block, export.preferred_block, MAX_PAYLOAD];
             tell(info::BLOCK_SIZE, &sizes.map(u32::to_be_bytes).concat(), out);
         }
