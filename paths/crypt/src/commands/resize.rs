@@ -11,7 +11,7 @@ use super::hold::{HeaderFile, open_claimed, refuse_one_file};
 use super::{Said, shown};
 use crate::{Error, Luks, Store};
 
-/// Make a volume as large as its file or device, or as --size says
+/// Make a volume as large as its file or device, or as told
 ///
 /// --size lengthens or shortens the file; a device is resized by its own tools
 /// first. What is cut off is lost, so resize asks first, and refuses while the
