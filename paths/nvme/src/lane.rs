@@ -31,6 +31,8 @@ pub(crate) enum To {
 pub(crate) struct Answer {
     pub(crate) done: Option<Done>,
     pub(crate) waker: Option<Waker>,
+    /// It is in its queue's list of futures that found no room.
+    pub(crate) is_waiting: bool,
 }
 
 /// A request under way.
@@ -92,7 +94,7 @@ impl Lane {
     }
 
     fn launch(&mut self, core: &Core, mut flight: Flight) {
-        flight.due = core.now() + core.settings.timeout;
+        flight.due = core.now().saturating_add(core.settings.timeout);
         flight.is_aborted = false;
         flight.attempts += 1;
         self.counts.commands += 1;
