@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use pagemill::Allocator;
@@ -140,6 +140,8 @@ pub(crate) struct State {
     pub(crate) seen: Vec<(u8, u32)>,
     /// For this many reads of the status its registers are hidden.
     pub(crate) hidden: u32,
+    /// The drive that has it.
+    user: Weak<Fake>,
 }
 
 pub(crate) const BLOCK: usize = 512;
@@ -195,8 +197,21 @@ impl Fake {
             lost_writes: 0,
             seen: Vec::new(),
             hidden: 0,
+            user: Weak::new(),
         };
         Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// Access for a drive. A second drive would send it stale commands of the first, whose pages have other owners.
+    pub(crate) fn open(&self) -> Result<Arc<Self>, Error> {
+        let mut state = self.state();
+        if state.user.strong_count() > 0 {
+            let what = "a Drive has this drive in memory".to_owned();
+            return Err(Error::InUse { what, next: "drop that Drive and its queues first" });
+        }
+        let opened = Arc::new(self.clone());
+        state.user = Arc::downgrade(&opened);
+        Ok(opened)
     }
 
     /// Lets it access all of an allocator's memory.
