@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
 use std::ptr;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -455,7 +456,11 @@ impl State {
             (self.behaviour.lie)(nth, &mut words);
         }
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.write(pair.completions + 16 * u64::from(pair.next), &bytes);
+        let (at, (body, phase)) = (pair.completions + 16 * u64::from(pair.next), bytes.split_at(12));
+        self.write(at, body);
+        // Pairs with `after_phase`: another thread that sees the phase sees the rest, and the data, too.
+        fence(Ordering::Release);
+        self.write(at + 12, phase);
         let pair = self.pairs.get_mut(&id).unwrap();
         pair.next = (pair.next + 1) % pair.depth;
         pair.phase ^= pair.next == 0;

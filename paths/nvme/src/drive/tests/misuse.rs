@@ -1,6 +1,6 @@
 use std::future::Future;
 use std::pin::pin;
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 use super::*;
 
@@ -86,6 +86,50 @@ fn a_future_that_waits_for_room_is_woken_after_a_reset_by_another_queue() {
     let before = woken.count();
     here.poll(&mut done).unwrap();
     assert_eq!((woken.count(), here.has_room()), (before + 1, true));
+}
+
+/// Each future is polled only when it was woken, on three threads, while commands are lost, the controller is reset, and
+/// its health is read.
+#[test]
+fn no_future_is_forgotten_on_threads_with_resets() {
+    // Three: a fourth could be the last attempt of a request.
+    let fate = |nth| if [7, 38, 69].contains(&nth) { Fate::Lost } else { Fate::Done };
+    let (fake, drive) = opened(Behaviour { fate: Box::new(fate), ..Behaviour::default() }, settings(3, 2));
+    std::thread::scope(|scope| {
+        for nth in 0..3 {
+            let (drive, queue) = (&drive, drive.queue().unwrap());
+            scope.spawn(move || {
+                let mut futures: Vec<_> = (0..100)
+                    .map(|lba| {
+                        let (woken, waker) = Woken::new();
+                        (Some(Box::pin(queue.start(read(drive, 1000 * nth + lba)))), woken, waker, None)
+                    })
+                    .collect();
+                let mut quiet = 0;
+                while futures.iter().any(|(future, ..)| future.is_some()) {
+                    let mut is_any_woken = false;
+                    for (slot, woken, waker, seen) in &mut futures {
+                        let Some(future) = slot else { continue };
+                        if seen.replace(woken.count()) == Some(woken.count()) {
+                            continue;
+                        }
+                        is_any_woken = true;
+                        if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(waker)) {
+                            assert!(done.result.is_ok());
+                            *slot = None;
+                        }
+                    }
+                    queue.poll(&mut Vec::new()).unwrap();
+                    drive.health().unwrap();
+                    quiet = if is_any_woken || queue.out() > 0 { 0 } else { quiet + 1 };
+                    assert!(quiet < 3, "nothing is out, and nobody is woken");
+                }
+            });
+        }
+    });
+    let counts = drive.shut_down().unwrap();
+    assert!(counts.resets > 0 && counts.retries > 0, "{counts:?}");
+    assert_eq!(fake.state().complaints, Vec::<String>::new());
 }
 
 /// As by an executor that polls all its futures in each turn.
