@@ -114,8 +114,8 @@ impl Counts {
 
 /// A namespace of an NVMe controller that this process drives.
 ///
-/// It hands out [queues](Self::queue), one for each thread. A clone is the same drive. Several drives may be open, each with its own queues, over
-/// one [`Dma`].
+/// It hands out [queues](Self::queue), one for each thread. A clone is the same drive; opening a drive that is open is
+/// refused. Several drives may be open, each with its own queues, over one [`Dma`].
 ///
 /// When the drive and all its queues are dropped, the controller is shut down in order, so that its write cache is on
 /// the medium. [`shut_down`](Self::shut_down) does so at once, waits for requests, and says if it failed.
@@ -277,7 +277,7 @@ impl Drive {
     pub fn counts(&self) -> Counts {
         self.core.counts()
     }
-    /// How the drive is, by itself.
+    /// The drive's health log. It is read at once, beside requests, and waited for: at most for [`Settings::timeout`].
     ///
     /// # Errors
     /// The controller refused, does not answer, or was stopped.
