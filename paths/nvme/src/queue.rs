@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::Error;
 use crate::drive::{Core, NAP};
 use crate::future::Pending;
-use crate::lane::{Answer, To};
+use crate::lane::{Answer, To, command};
 use crate::memory::{Buffer, Want};
 use crate::request::{Done, Refused, Request};
 
@@ -119,23 +119,35 @@ impl Queue {
     #[expect(clippy::result_large_err, reason = "as in `submit`")]
     pub(crate) fn hand_in(&self, request: Request, to: To) -> Result<(), Refused> {
         let core = &*self.core;
-        if let Err(error) = core.check(&request) {
+        if let Err(error) = core.check(&request).and_then(|()| core.is_open()) {
             return Err(Refused { request, error });
         }
+        let full = Error::Busy("the queue is full");
         let (want, count) = (self.want(), self.lanes.len());
-        for nth in 0..count {
-            let at = (self.turn.get() + nth) % count;
-            let mut lane = core.lane(self.lanes[at]);
-            // Looked at under the lock: a drive that stops ends the requests of a lane under the same lock.
-            if let Err(error) = core.is_open() {
-                return Err(Refused { request, error });
-            }
-            if lane.has_room() {
+        let mut turns = (0..count).map(|nth| (self.turn.get() + nth) % count);
+        let Some(at) = turns.find(|&at| core.lane(self.lanes[at]).has_room()) else {
+            return Err(Refused { request, error: full });
+        };
+        // Without a lock: it may call shrinkers, which are the caller's code.
+        let (command, lists) = match command(core, &request, want) {
+            Ok(made) => made,
+            Err(error) => return Err(Refused { request, error }),
+        };
+        let mut lane = core.lane(self.lanes[at]);
+        // Looked at under the lock: a drive that stops ends the requests of a lane under the same lock.
+        let error = match core.is_open() {
+            Ok(()) if lane.has_room() => {
                 self.turn.set((at + 1) % count);
-                return lane.take(core, request, to, want);
+                lane.take(core, request, to, command, lists);
+                return Ok(());
             }
-        }
-        Err(Refused { request, error: Error::Busy("the queue is full") })
+            // A reset by another thread has left its requests to be tried again.
+            Ok(()) => full,
+            Err(error) => error,
+        };
+        drop(lane);
+        core.memory().unlist(lists);
+        Err(Refused { request, error })
     }
 
     /// Tells the controller about submitted requests.

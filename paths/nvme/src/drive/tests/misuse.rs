@@ -41,6 +41,32 @@ fn read(drive: &Drive, lba: u64) -> Request {
     Request::read(lba, drive.buffer(BLOCK).unwrap())
 }
 
+/// A cache of pages that looks at the drive when it has to free some.
+struct Cache(Drive, Mutex<Vec<pagemill::Page>>);
+
+impl pagemill::Shrinker for Cache {
+    fn shrink(&self, _wanted: pagemill::Shrink) -> usize {
+        assert_eq!(self.0.counts().resets, 0);
+        self.1.lock().unwrap().drain(..).count()
+    }
+}
+
+/// It runs on the thread that submits a request, in the middle of that.
+#[test]
+fn a_shrinker_may_use_the_drive_whose_request_needs_memory() {
+    let allocator = Allocator::builder().memory(Arena::anonymous(512)).build().unwrap();
+    let drive = Drive::on_fake(&Dma::new(&allocator), &Fake::new(BLOCKS), settings(1, 4)).unwrap();
+    let (queue, buffer, mut pages) = (drive.queue().unwrap(), drive.buffer(3 * PAGE).unwrap(), Vec::new());
+    while let Ok(page) = allocator.alloc_page(pagemill::Gfp::NOWAIT) {
+        pages.push(page);
+    }
+    let cache = Arc::new(Cache(drive.clone(), Mutex::new(pages)));
+    let registered = allocator.register_shrinker(cache.clone());
+    queue.run(Request::read(0, buffer)).ok().unwrap();
+    drop(registered);
+    assert!(cache.1.lock().unwrap().is_empty(), "the list of pages needed memory");
+}
+
 /// The slot of a finished command is free only when its Abort is answered, and no request comes back then.
 #[test]
 fn a_future_that_waits_for_room_is_woken_when_an_abort_is_answered() {
