@@ -85,7 +85,8 @@ impl Queue {
     pub fn out(&self) -> usize {
         self.lanes.iter().map(|&at| self.core.lane(at).out()).sum()
     }
-    /// Whether another request can be submitted.
+    /// Whether another request can be submitted. A reset by another queue's thread may fill the queue before that, with
+    /// requests that are tried again: then [`submit`](Self::submit) says [`Error::Busy`].
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.lanes.iter().any(|&at| self.core.lane(at).has_room())
