@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use pagemill::{Allocator, Memory};
-use pagemill_nvme::{Dma, Drive, Fake, Queue, Request, Settings};
+use pagemill_nvme::{Dma, Drive, Fake, Queue, Refused, Request, Settings};
 
 /// Random requests of 4 KiB, from several threads, each on its own queue.
 #[derive(Parser)]
@@ -63,8 +63,16 @@ fn work(drive: &Drive, queue: &Queue, args: &Args, seed: u64) -> Result<Vec<u64>
     }
     loop {
         if begin.elapsed() < time {
-            for buffer in buffers.drain(..) {
-                queue.submit(request(next(), buffer), 0).map_err(|refused| refused.error)?;
+            while let Some(buffer) = buffers.pop() {
+                match queue.submit(request(next(), buffer), 0) {
+                    Ok(()) => {}
+                    // After a reset, or while a command is aborted, the queue may have less room for a while.
+                    Err(Refused { request, error: pagemill_nvme::Error::Busy(_) }) => {
+                        buffers.extend(request.into_buffer());
+                        break;
+                    }
+                    Err(refused) => return Err(refused.error),
+                }
             }
         } else if queue.out() == 0 {
             return Ok(took);

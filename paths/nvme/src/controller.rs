@@ -346,10 +346,12 @@ impl Controller {
 
     /// When the oldest Abort under way was sent.
     pub(crate) fn aborting_since(&mut self) -> Option<Duration> {
-        match self.admin.oldest()?.1 {
+        // Older commands that were never answered have slots, too.
+        let sent = self.admin.whats_mut().filter_map(|asked| match asked {
             Asked::Abort { since, .. } => Some(*since),
             Asked::Answer(_) => None,
-        }
+        });
+        sent.min()
     }
 
     /// Whether Aborts are under way.
@@ -379,8 +381,9 @@ impl Controller {
         if !self.may_be_running {
             return Ok(());
         }
-        let mut shut = Ok(());
-        if self.health()? == Health::Well {
+        let health = self.health()?;
+        let mut shut = Err(Error::Silent(format!("{}: what it had in its write cache may be lost", health.said())));
+        if health == Health::Well {
             // Its cache matters more than its queues, so an error here changes nothing of what follows.
             let deleted = self.delete(queues);
             self.bus.write32(CC, CC_SHAPE | CC_EN | CC_SHN_NORMAL);

@@ -114,8 +114,8 @@ impl Counts {
 
 /// A namespace of an NVMe controller that this process drives.
 ///
-/// It hands out [queues](Self::queue), one for each thread. A clone is the same drive. Several drives may be open, each with its own queues, over
-/// one [`Dma`].
+/// It hands out [queues](Self::queue), one for each thread. A clone is the same drive; opening a drive that is open is
+/// refused. Several drives may be open, each with its own queues, over one [`Dma`].
 ///
 /// When the drive and all its queues are dropped, the controller is shut down in order, so that its write cache is on
 /// the medium. [`shut_down`](Self::shut_down) does so at once, waits for requests, and says if it failed.
@@ -186,10 +186,11 @@ impl Drive {
     /// A drive in this process's memory, for tests of programs.
     ///
     /// # Errors
-    /// As [`open`](Self::open): settings that the controller does not support, or too little memory.
+    /// As [`open`](Self::open): settings that the controller does not support, too little memory, or a drive that is open.
     pub fn on_fake(dma: &Dma, fake: &Fake, settings: Settings) -> Result<Self, Error> {
+        let bus = fake.open()?;
         let mapped = dma.attach_fake(fake)?;
-        let controller = Controller::new(Arc::new(fake.clone()), mapped.memory(), settings.timeout)?;
+        let controller = Controller::new(bus, mapped.memory(), settings.timeout)?;
         Self::start(controller, Arc::clone(&mapped), settings)
     }
 
@@ -276,7 +277,7 @@ impl Drive {
     pub fn counts(&self) -> Counts {
         self.core.counts()
     }
-    /// How the drive is, by itself.
+    /// The drive's health log. It is read at once, beside requests, and waited for: at most for [`Settings::timeout`].
     ///
     /// # Errors
     /// The controller refused, does not answer, or was stopped.
@@ -450,16 +451,16 @@ impl Core {
     }
 
     pub(crate) fn buffer(&self, len: usize, want: Want) -> Result<Option<Buffer>, Error> {
-        match self.memory().buffer(len, self.namespace.block_size as usize, want)? {
+        let block = self.namespace.block_size as usize;
+        if len == 0 || !len.is_multiple_of(block) {
+            return Err(Error::Request(format!("{len} bytes: the drive has blocks of {block} bytes")));
+        }
+        match self.memory().buffer(len, block, want)? {
             None if want == Want::Now => Err(self.memory().nothing_left(len)),
             buffer => Ok(buffer),
         }
     }
     pub(crate) fn whole_buffer(&self, len: usize) -> Result<Buffer, Error> {
-        let block = self.namespace.block_size as usize;
-        if len == 0 || !len.is_multiple_of(block) {
-            return Err(Error::Request(format!("{len} bytes: the drive has blocks of {block} bytes")));
-        }
         match self.buffer(len, Want::Now)? {
             Some(buffer) if buffer.len() == len => Ok(buffer),
             _ => Err(self.memory().nothing_left(len)),
@@ -657,10 +658,15 @@ impl Core {
                 }
                 // With as many Aborts out as the controller takes, this one's turn comes when another is answered.
                 if !control.controller.abort(id, command, self.info.aborts) {
-                    break;
+                    if control.controller.aborting_since().is_some() {
+                        break;
+                    }
+                    drop(lane);
+                    self.restart(&mut control, "a command is late, and there is no room for an Abort", Some(wakers))?;
+                    return Ok(1);
                 }
                 flight.is_aborted = true;
-                flight.due = now + timeout;
+                flight.due = now.saturating_add(timeout);
                 lane.pair.keep(command);
                 control.aborts += 1;
                 self.is_aborting.store(true, Relaxed);
@@ -673,6 +679,9 @@ impl Core {
     /// A reset that the settings ask for, to test that nothing is lost.
     pub(crate) fn reset_as_asked(&self) -> Result<(), Error> {
         let mut control = self.control();
+        if self.is_open().is_err() {
+            return Ok(());
+        }
         // An answer shows that it has fetched all commands. QEMU (7.2) would continue to fetch from queues that a
         // reset has just freed, and crash.
         let reset = control.controller.info().and_then(|_| self.restart(&mut control, "a reset was asked for", None));

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use pagemill::Allocator;
@@ -140,6 +141,8 @@ pub(crate) struct State {
     pub(crate) seen: Vec<(u8, u32)>,
     /// For this many reads of the status its registers are hidden.
     pub(crate) hidden: u32,
+    /// The drive that has it.
+    user: Weak<Fake>,
 }
 
 pub(crate) const BLOCK: usize = 512;
@@ -195,8 +198,21 @@ impl Fake {
             lost_writes: 0,
             seen: Vec::new(),
             hidden: 0,
+            user: Weak::new(),
         };
         Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// Access for a drive. A second drive would send it stale commands of the first, whose pages have other owners.
+    pub(crate) fn open(&self) -> Result<Arc<Self>, Error> {
+        let mut state = self.state();
+        if state.user.strong_count() > 0 {
+            let what = "a Drive has this drive in memory".to_owned();
+            return Err(Error::InUse { what, next: "drop that Drive and its queues first" });
+        }
+        let opened = Arc::new(self.clone());
+        state.user = Arc::downgrade(&opened);
+        Ok(opened)
     }
 
     /// Lets it access all of an allocator's memory.
@@ -440,7 +456,11 @@ impl State {
             (self.behaviour.lie)(nth, &mut words);
         }
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.write(pair.completions + 16 * u64::from(pair.next), &bytes);
+        let (at, (body, phase)) = (pair.completions + 16 * u64::from(pair.next), bytes.split_at(12));
+        self.write(at, body);
+        // Pairs with `after_phase`: another thread that sees the phase sees the rest, and the data, too.
+        fence(Ordering::Release);
+        self.write(at + 12, phase);
         let pair = self.pairs.get_mut(&id).unwrap();
         pair.next = (pair.next + 1) % pair.depth;
         pair.phase ^= pair.next == 0;

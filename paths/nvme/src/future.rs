@@ -51,12 +51,17 @@ impl Future for Pending<'_> {
     type Output = Done;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Done> {
+        // The waker is the caller's code: it is cloned and dropped without a lock.
+        let waker = context.waker().clone();
         if let Some(request) = self.request.take() {
             match self.queue.hand_in(request, To::Future(Arc::clone(&self.answer))) {
                 Ok(()) => {}
                 Err(Refused { request, error: Error::Busy(_) }) => {
                     self.request = Some(request);
-                    self.queue.wait_for_room(context.waker());
+                    // Before the round, which may make room.
+                    let old = self.answer().waker.replace(waker.clone());
+                    drop(old);
+                    self.queue.wait_for_room(&self.answer);
                 }
                 Err(Refused { request, error }) => {
                     return Poll::Ready(Done { tag: 0, request, result: Err(error), took: Duration::ZERO });
@@ -70,7 +75,7 @@ impl Future for Pending<'_> {
             if let Some(done) = answer.done.take() {
                 return Poll::Ready(done);
             }
-            answer.waker.replace(context.waker().clone())
+            answer.waker.replace(waker)
         };
         drop(old);
         Poll::Pending

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::drive::{ATTEMPTS, Core, Counts};
 use crate::memory::{Held, Want};
 use crate::pair::{Completed, Pair};
-use crate::request::{Done, Op, Refused, Request};
+use crate::request::{Done, Op, Request};
 use crate::spec::{Command, FUA};
 
 /// Where a finished request goes.
@@ -31,6 +31,8 @@ pub(crate) enum To {
 pub(crate) struct Answer {
     pub(crate) done: Option<Done>,
     pub(crate) waker: Option<Waker>,
+    /// It is in its queue's list of futures that found no room.
+    pub(crate) is_waiting: bool,
 }
 
 /// A request under way.
@@ -75,24 +77,18 @@ impl Lane {
         self.backlog.is_empty() && !self.pair.is_full()
     }
 
-    /// Takes a request, if there is memory for its lists. The controller sees it after [`ring`](Self::ring).
+    /// Takes a request with its [`command`]. The controller sees it after [`ring`](Self::ring).
     ///
     /// # Panics
     /// If there is no room.
-    #[expect(clippy::result_large_err, reason = "the request comes back by value, as it came")]
-    pub(crate) fn take(&mut self, core: &Core, request: Request, to: To, want: Want) -> Result<(), Refused> {
-        let (command, lists) = match command(core, &request, want) {
-            Ok(made) => made,
-            Err(error) => return Err(Refused { request, error }),
-        };
+    pub(crate) fn take(&mut self, core: &Core, request: Request, to: To, command: Command, lists: Held) {
         let begun = core.now();
         let flight = Flight { request, to, lists, command, begun, due: begun, is_aborted: false, attempts: 0 };
         self.launch(core, flight);
-        Ok(())
     }
 
     fn launch(&mut self, core: &Core, mut flight: Flight) {
-        flight.due = core.now() + core.settings.timeout;
+        flight.due = core.now().saturating_add(core.settings.timeout);
         flight.is_aborted = false;
         flight.attempts += 1;
         self.counts.commands += 1;
@@ -200,7 +196,7 @@ impl Lane {
 }
 
 /// The command for a request, and its lists.
-fn command(core: &Core, request: &Request, want: Want) -> Result<(Command, Held), Error> {
+pub(crate) fn command(core: &Core, request: &Request, want: Want) -> Result<(Command, Held), Error> {
     let blocks = request.count(core.namespace.block_size) as u32;
     let (command, mut held) = (Command::new(request.opcode(), core.namespace.id), Held::None);
     let short = |len| match want {

@@ -94,7 +94,11 @@ impl Memory {
     /// Pages for `len` bytes, in one bulk call. If there are too few, it is shorter, but a multiple of `unit` bytes.
     /// `None` if there is not even one unit.
     pub(crate) fn buffer(&self, len: usize, unit: usize, want: Want) -> Result<Option<Buffer>, Error> {
-        let count = len.div_ceil(PAGE);
+        // There are never more, whatever is asked for: the vector below must fit into memory.
+        let count = match len.div_ceil(PAGE) {
+            many @ PER_LIST.. => many.min(self.allocator.managed_pages().get()),
+            few => few,
+        };
         let least = unit.div_ceil(PAGE);
         let mut pages: Vec<Option<Page>> = (0..count).map(|_| None).collect();
         let mut got = 0;

@@ -1,17 +1,18 @@
 //! A queue of a drive, for one thread.
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::mem;
 use std::os::fd::BorrowedFd;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::Error;
 use crate::drive::{Core, NAP};
 use crate::future::Pending;
-use crate::lane::To;
+use crate::lane::{Answer, To, command};
 use crate::memory::{Buffer, Want};
 use crate::request::{Done, Refused, Request};
 
@@ -65,7 +66,9 @@ pub struct Queue {
     /// When the controller's health is looked at next, if nothing comes back.
     next_look: Cell<Duration>,
     /// Futures that found no room.
-    waiting: RefCell<Vec<Waker>>,
+    waiting: RefCell<Vec<Arc<Mutex<Answer>>>>,
+    /// The most that was out when one of them found none.
+    crowd: Cell<usize>,
 }
 
 impl Queue {
@@ -74,7 +77,7 @@ impl Queue {
         let vectors = lanes.iter().filter_map(|&at| core.vector(at)).collect();
         let until_reset = Cell::new(core.settings.reset_every.unwrap_or(u64::MAX));
         let (turn, next_look) = (Cell::new(0), Cell::new(Duration::ZERO));
-        Self { core, lanes, vectors, turn, until_reset, next_look, waiting: RefCell::default() }
+        Self { core, lanes, vectors, turn, until_reset, next_look, waiting: RefCell::default(), crowd: Cell::new(0) }
     }
 
     /// Requests under way, and finished ones whose slots an Abort still names.
@@ -82,7 +85,8 @@ impl Queue {
     pub fn out(&self) -> usize {
         self.lanes.iter().map(|&at| self.core.lane(at).out()).sum()
     }
-    /// Whether another request can be submitted.
+    /// Whether another request can be submitted. A reset by another queue's thread may fill the queue before that, with
+    /// requests that are tried again: then [`submit`](Self::submit) says [`Error::Busy`].
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.lanes.iter().any(|&at| self.core.lane(at).has_room())
@@ -96,7 +100,7 @@ impl Queue {
     /// back. The contents are whatever the pages had before.
     ///
     /// # Errors
-    /// There is not enough for a single request, and none will come back.
+    /// `len` is 0 or not whole blocks. Or there is not enough for a single request, and none will come back.
     pub fn buffer(&self, len: usize) -> Result<Option<Buffer>, Error> {
         self.core.buffer(len, self.want())
     }
@@ -116,23 +120,35 @@ impl Queue {
     #[expect(clippy::result_large_err, reason = "as in `submit`")]
     pub(crate) fn hand_in(&self, request: Request, to: To) -> Result<(), Refused> {
         let core = &*self.core;
-        if let Err(error) = core.check(&request) {
+        if let Err(error) = core.check(&request).and_then(|()| core.is_open()) {
             return Err(Refused { request, error });
         }
+        let full = Error::Busy("the queue is full");
         let (want, count) = (self.want(), self.lanes.len());
-        for nth in 0..count {
-            let at = (self.turn.get() + nth) % count;
-            let mut lane = core.lane(self.lanes[at]);
-            // Looked at under the lock: a drive that stops ends the requests of a lane under the same lock.
-            if let Err(error) = core.is_open() {
-                return Err(Refused { request, error });
-            }
-            if lane.has_room() {
+        let mut turns = (0..count).map(|nth| (self.turn.get() + nth) % count);
+        let Some(at) = turns.find(|&at| core.lane(self.lanes[at]).has_room()) else {
+            return Err(Refused { request, error: full });
+        };
+        // Without a lock: it may call shrinkers, which are the caller's code.
+        let (command, lists) = match command(core, &request, want) {
+            Ok(made) => made,
+            Err(error) => return Err(Refused { request, error }),
+        };
+        let mut lane = core.lane(self.lanes[at]);
+        // Looked at under the lock: a drive that stops ends the requests of a lane under the same lock.
+        let error = match core.is_open() {
+            Ok(()) if lane.has_room() => {
                 self.turn.set((at + 1) % count);
-                return lane.take(core, request, to, want);
+                lane.take(core, request, to, command, lists);
+                return Ok(());
             }
-        }
-        Err(Refused { request, error: Error::Busy("the queue is full") })
+            // A reset by another thread has left its requests to be tried again.
+            Ok(()) => full,
+            Err(error) => error,
+        };
+        drop(lane);
+        core.memory().unlist(lists);
+        Err(Refused { request, error })
     }
 
     /// Tells the controller about submitted requests.
@@ -161,16 +177,30 @@ impl Queue {
 
     /// One round: how many requests it finished, those of futures among them.
     pub(crate) fn round(&self) -> Result<usize, Error> {
+        let landed = self.try_round();
+        // Another queue's thread may have ended requests of this one, and the answer to an Abort frees a slot.
+        let has_waiting = !self.waiting.borrow().is_empty();
+        if has_waiting && (!matches!(landed, Ok(0)) || self.out() < self.crowd.get()) {
+            self.crowd.set(0);
+            for answer in self.waiting.take() {
+                let waker = {
+                    let mut answer = answer.lock().unwrap_or_else(PoisonError::into_inner);
+                    answer.is_waiting = false;
+                    answer.waker.take()
+                };
+                waker.into_iter().for_each(Waker::wake);
+            }
+        }
+        landed
+    }
+
+    fn try_round(&self) -> Result<usize, Error> {
         let core = &*self.core;
         if self.until_reset.get() == 0 {
             self.until_reset.set(core.settings.reset_every.unwrap_or(u64::MAX));
             core.reset_as_asked()?;
         }
-        let landed = core.round(&self.lanes);
-        if !matches!(landed, Ok(0)) {
-            self.waiting.take().into_iter().for_each(Waker::wake);
-        }
-        let landed = landed?;
+        let landed = core.round(&self.lanes)?;
         // Counts finished requests. Counting submitted ones could reset it for ever without progress.
         self.until_reset.set(self.until_reset.get().saturating_sub(landed as u64));
         Ok(landed)
@@ -307,8 +337,14 @@ impl Queue {
         }
     }
 
-    pub(crate) fn wait_for_room(&self, waker: &Waker) {
-        self.waiting.borrow_mut().push(waker.clone());
+    /// The future of this answer is woken when there may be room. It is in the list once, however often it is polled.
+    pub(crate) fn wait_for_room(&self, answer: &Arc<Mutex<Answer>>) {
+        let was_waiting = mem::replace(&mut answer.lock().unwrap_or_else(PoisonError::into_inner).is_waiting, true);
+        if !was_waiting {
+            self.waiting.borrow_mut().push(Arc::clone(answer));
+        }
+        // At least 1: what was out may have come back just now, by another thread.
+        self.crowd.set(self.crowd.get().max(self.out()).max(1));
     }
 
     /// The descriptor that becomes readable when requests come back, for an event loop. `None` without interrupts.

@@ -135,7 +135,8 @@ impl Request {
             Op::Read | Op::Write => self.buffer.as_ref().map_or(0, |buffer| buffer.len() as u64 / u64::from(block)),
             Op::Flush => 0,
             Op::WriteZeroes => self.blocks,
-            Op::Deallocate => self.ranges.iter().map(|range| range.blocks).sum(),
+            // Also of ranges that are refused, for the message.
+            Op::Deallocate => self.ranges.iter().fold(0, |sum, range| sum.saturating_add(range.blocks)),
         }
     }
 

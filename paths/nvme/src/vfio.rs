@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -19,7 +19,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::Error;
 use crate::bind::group_of;
 use crate::bus::Bus;
-use crate::pci::{Function, System};
+use crate::pci::{Address, Function, System};
 
 /// A request's number: `_IO(';', 100 + n)`.
 const fn request(n: u32) -> u32 {
@@ -117,6 +117,26 @@ impl Drop for Registers {
 pub(crate) struct Container {
     container: OwnedFd,
     groups: Mutex<BTreeMap<String, OwnedFd>>,
+    users: Users,
+}
+
+/// The drives of a container that are open. The kernel would open one again, and two drivers of one controller send it
+/// stale commands, with pages that have other owners.
+#[derive(Default)]
+struct Users(Mutex<BTreeMap<Address, Weak<()>>>);
+
+impl Users {
+    /// The drive is in use until the returned value is dropped.
+    fn take(&self, address: Address) -> Result<Arc<()>, Error> {
+        let mut users = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if users.get(&address).is_some_and(|user| user.strong_count() > 0) {
+            let what = format!("{address}: this process has it open");
+            return Err(Error::InUse { what, next: "drop its other Drive and the queues of that first" });
+        }
+        let user = Arc::new(());
+        users.insert(address, Arc::downgrade(&user));
+        Ok(user)
+    }
 }
 
 /// A function that this process drives.
@@ -126,12 +146,14 @@ pub(crate) struct VfioDevice {
     device: File,
     events: Vec<OwnedFd>,
     begin: Instant,
+    _user: Arc<()>,
 }
 
 impl Container {
     /// A container with the group of a drive.
     pub(crate) fn open(system: &System, drive: &Function) -> Result<Self, Error> {
-        let container = Self { container: open(&system.dev.join("vfio/vfio"))?, groups: Mutex::default() };
+        let container =
+            Self { container: open(&system.dev.join("vfio/vfio"))?, groups: Mutex::default(), users: Users::default() };
         container.join(system, drive)?;
         Ok(container)
     }
@@ -201,6 +223,7 @@ impl VfioDevice {
             let what = format!("{}: {what}", drive.address);
             move |error| Error::io(what, error)
         };
+        let user = container.users.take(drive.address)?;
         let mut name = format!("{}\0", drive.address).into_bytes();
         let number = group_of(drive)?;
         let groups = container.groups.lock().unwrap_or_else(PoisonError::into_inner);
@@ -215,7 +238,7 @@ impl VfioDevice {
         let registers = registers(&device).map_err(refused("its registers"))?;
         let begin = Instant::now();
         let config = config.offset;
-        let mut opened = Self { registers, config, device, events: Vec::new(), begin };
+        let mut opened = Self { registers, config, device, events: Vec::new(), begin, _user: user };
         if vectors > 0 {
             opened.interrupts(drive, vectors)?;
         }
@@ -343,5 +366,22 @@ impl Bus for VfioDevice {
         let before = u16::from_le_bytes(bytes) | MEMORY_SPACE;
         let after = if may { before | BUS_MASTER } else { before & !BUS_MASTER };
         self.device.write_all_at(&after.to_le_bytes(), self.config + COMMAND).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_is_opened_once_at_a_time() {
+        let (users, [first, second]) =
+            (Users::default(), ["0000:01:00.0", "0000:01:00.1"].map(|at| at.parse().unwrap()));
+        let user = users.take(first).unwrap();
+        let error = users.take(first).unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }), "{error}");
+        let _other = users.take(second).unwrap();
+        drop(user);
+        users.take(first).unwrap();
     }
 }

@@ -53,9 +53,11 @@ enum Command {
     Identify(identify::IdentifyArgs),
     Read(move_blocks::ReadArgs),
     Write(move_blocks::WriteArgs),
-    /// Fill blocks of a drive with zeros; what was there is lost
+    /// Fill blocks of a drive with zeros; their contents are lost
     Zero(clear::ClearArgs),
-    /// Tell a drive that blocks are not needed; what was there is lost
+    /// Tell a drive that blocks are not needed; their contents are lost
+    ///
+    /// A read may return anything afterwards: zero makes sure of zeros.
     Discard(clear::ClearArgs),
     Smart(smart::SmartArgs),
     Bench(bench::BenchArgs),

@@ -12,7 +12,8 @@ use crate::pci::Address;
 
 /// Show a drive's health, and its latest errors
 ///
-/// Critical warnings come first, each with what to do.
+/// Critical warnings come first, each with what to do. The exit code is 0 even
+/// if there are some: a script looks at "warnings" in the output of --json.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(super) struct SmartArgs {

@@ -20,6 +20,8 @@ mod durable;
 mod interface;
 /// Commands that take too long.
 mod late;
+/// Calls that no program should make, and controllers that answer too little.
+mod misuse;
 
 const BLOCKS: usize = 20_000;
 /// Pages of memory that are enough for all requests of a test.
