@@ -48,7 +48,7 @@ pub(super) struct DriveArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     timeout: f64,
 
-    /// Doorbells by registers, also of a controller that reads them from memory
+    /// Doorbells by registers, even if memory would do
     #[arg(long)]
     no_shadows: bool,
 
