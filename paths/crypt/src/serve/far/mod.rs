@@ -143,7 +143,7 @@ struct State {
     /// What is to be written again, in order, before the queue goes on.
     again: VecDeque<Job>,
     kept: Kept,
-    /// When a link was lost, unless a job was done since.
+    /// When a link was lost, unless a job was done since, or nobody waited when it was back.
     away_since: Option<Instant>,
     /// Attempts to connect since then.
     attempts: u32,
@@ -152,6 +152,21 @@ struct State {
 }
 
 impl State {
+    /// Before the first connections.
+    fn new() -> Self {
+        Self {
+            phase: Phase::Down,
+            live: 0,
+            links: Vec::new(),
+            queue: VecDeque::new(),
+            again: VecDeque::new(),
+            kept: Kept::new(KEPT),
+            away_since: None,
+            attempts: 0,
+            is_over: false,
+        }
+    }
+
     fn wake_all(&mut self) {
         for (wake, sleeps) in &mut self.links {
             *sleeps = false;
@@ -268,13 +283,15 @@ impl Shared {
             Phase::Again(_) => state.take_again(),
             Phase::Up => state.take(),
         };
-        match job {
-            Some(job) => Next::Job(job),
-            None => {
-                state.links[number].1 = true;
-                Next::Nothing
-            }
-        }
+        // One that has a job is busy: another is woken for the next.
+        state.links[number].1 = job.is_none();
+        job.map_or(Next::Nothing, Next::Job)
+    }
+
+    /// Whether the set ends.
+    fn ends(&self) -> bool {
+        let state = self.state();
+        state.is_over || state.phase == Phase::Down
     }
 
     /// Takes a job's result from a link.
@@ -418,6 +435,10 @@ impl Shared {
         state.links = set.iter().map(|link| (link.wake(), false)).collect();
         state.live = set.len();
         let was_lost = state.away_since.is_some();
+        if state.queue.is_empty() {
+            // Nobody waits for it: the next loss is another one.
+            state.away_since = None;
+        }
         drop(state);
         if was_lost {
             (self.options.say)(&format!("the far end is back; {count} writes are written again"));
@@ -513,18 +534,7 @@ impl Far {
         }
         let set = connect_set(&place, first, &agreed).map_err(of_far)?;
         let links = set.len();
-        let state = State {
-            phase: Phase::Down,
-            live: 0,
-            links: Vec::new(),
-            queue: VecDeque::new(),
-            again: VecDeque::new(),
-            kept: Kept::new(KEPT),
-            away_since: None,
-            attempts: 0,
-            is_over: false,
-        };
-        let shared = Shared { uri: place, agreed, options, state: Mutex::new(state), news: Condvar::new() };
+        let shared = Shared { uri: place, agreed, options, state: Mutex::new(State::new()), news: Condvar::new() };
         let shared = Arc::new(shared);
         let theirs = Arc::clone(&shared);
         let threads = shared.begin(set);
@@ -625,5 +635,42 @@ impl Store for Far {
 
     fn sync(&self) -> io::Result<()> {
         self.wait_for(Work::Flush, 0, Buffer::none()).1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> Arc<Shared> {
+        let agreed = Agreed {
+            size: 1 << 20,
+            is_read_only: false,
+            can_flush: true,
+            can_fua: true,
+            can_trim: true,
+            can_multi_conn: false,
+            min_block: 512,
+            max_block: 1 << 20,
+        };
+        let options = FarOptions { reconnect: Duration::from_secs(120), may_write: true, say: |_| {} };
+        let uri = FarUri::new("nbd+unix:///?socket=none").unwrap();
+        Arc::new(Shared { uri, agreed, options, state: Mutex::new(State::new()), news: Condvar::new() })
+    }
+
+    /// A far end that was away while nobody asked for anything, and is lost again later, is waited for as any other.
+    #[test]
+    fn a_loss_that_nobody_noticed_does_not_count_for_the_next_one() {
+        let shared = shared();
+        shared.state().away_since = Instant::now().checked_sub(Duration::from_secs(3600));
+        assert!(shared.state().away_since.is_some());
+        assert!(shared.begin(Vec::new()).is_empty());
+        shared.state().live = 1;
+        shared.ended(Vec::new(), Some(io::ErrorKind::ConnectionAborted.into()));
+        let (done, result) = sync_channel(1);
+        let home = Box::new(move |_, result| done.send(result).unwrap());
+        shared.submit(Job::new(Work::Read, 0, Buffer::none(), Some(home)));
+        assert!(result.try_recv().is_err(), "it failed at once");
+        assert_eq!(shared.state().queue.len(), 1);
     }
 }
