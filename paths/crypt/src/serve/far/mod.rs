@@ -19,14 +19,15 @@ mod link;
 mod uri;
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
+use tracing::{error, info, warn};
 
 use super::buffer::{Buffer, Origin};
 use crate::nbd::client::Agreed;
@@ -51,8 +52,31 @@ pub struct FarOptions {
     pub reconnect: Duration,
     /// Writes are made, so they have to become durable.
     pub may_write: bool,
-    /// Told when the far end is lost and when it is back, in a line.
+    /// Told when the far end is lost and when it is back, in a line, in a program that has given `tracing` no subscriber.
+    /// Otherwise these are events.
     pub say: fn(&str),
+}
+
+/// What becomes of a far end.
+enum News<'a> {
+    Lost(&'a io::Error),
+    /// It is there, and less than it was.
+    Unfit(&'a str),
+    /// So many writes are written again.
+    Back(usize),
+    /// So many writes are not flushed at the end.
+    Unflushed(usize),
+}
+
+impl fmt::Display for News<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(why) => write!(f, "the far end is lost: {why}"),
+            Self::Unfit(why) => write!(f, "the far end is not used: {why}"),
+            Self::Back(count) => write!(f, "the far end is back; {count} writes are written again"),
+            Self::Unflushed(count) => write!(f, "{count} writes may not be on the disk of the far end"),
+        }
+    }
 }
 
 /// Work for a far end.
@@ -240,15 +264,35 @@ struct Shared {
     uri: FarUri,
     agreed: Agreed,
     options: FarOptions,
+    /// The export's name in the log, where there are several.
+    export: OnceLock<String>,
     state: Mutex<State>,
     /// Wakes the keeper.
     news: Condvar,
 }
 
 impl Shared {
+    fn new(uri: FarUri, agreed: Agreed, options: FarOptions) -> Self {
+        let (export, state, news) = (OnceLock::new(), Mutex::new(State::new()), Condvar::new());
+        Self { uri, agreed, options, export, state, news }
+    }
+
     /// No code panics while it holds the lock.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn say(&self, news: &News<'_>) {
+        let export = self.export.get().map(String::as_str);
+        if !tracing::dispatcher::has_been_set() {
+            return (self.options.say)(&news.to_string());
+        }
+        match news {
+            News::Lost(_) => warn!(name: "far end lost", export, "{news}"),
+            News::Unfit(_) => error!(name: "far end unfit", export, "{news}"),
+            News::Back(_) => info!(name: "far end back", export, "{news}"),
+            News::Unflushed(_) => error!(name: "far end unflushed", export, "{news}"),
+        }
     }
 
     fn submit(&self, mut job: Job) {
@@ -359,7 +403,7 @@ impl Shared {
         drop(state);
         fail(late);
         if let Some(why) = why.filter(|_| is_first) {
-            (self.options.say)(&format!("the far end is lost: {why}"));
+            self.say(&News::Lost(&why));
         }
     }
 
@@ -418,7 +462,7 @@ impl Shared {
     fn connect(&self) -> io::Result<Vec<Link>> {
         let (first, agreed) = self.uri.connect()?;
         if let Some(why) = agreed.shortfall(&self.agreed) {
-            (self.options.say)(&format!("the far end is not used: {why}"));
+            self.say(&News::Unfit(&why));
             return Err(io::Error::other(why));
         }
         connect_set(&self.uri, first, &self.agreed)
@@ -441,7 +485,7 @@ impl Shared {
         }
         drop(state);
         if was_lost {
-            (self.options.say)(&format!("the far end is back; {count} writes are written again"));
+            self.say(&News::Back(count));
         }
         set.into_iter().filter_map(|link| self.spawn(link)).collect()
     }
@@ -509,8 +553,8 @@ pub struct Far {
     uri: String,
 }
 
-impl std::fmt::Debug for Far {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Far {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Far").field("uri", &self.uri).field("agreed", &self.shared.agreed).finish_non_exhaustive()
     }
 }
@@ -534,8 +578,7 @@ impl Far {
         }
         let set = connect_set(&place, first, &agreed).map_err(of_far)?;
         let links = set.len();
-        let shared = Shared { uri: place, agreed, options, state: Mutex::new(State::new()), news: Condvar::new() };
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared::new(place, agreed, options));
         let theirs = Arc::clone(&shared);
         let threads = shared.begin(set);
         let keeper = thread::Builder::new().name("crypt-far-keep".to_owned()).spawn(move || {
@@ -551,6 +594,11 @@ impl Far {
     #[must_use]
     pub fn block(&self) -> usize {
         self.shared.agreed.min_block as usize
+    }
+
+    /// Its export's name in the log; the first one stays.
+    pub(super) fn log_as(&self, export: &str) {
+        self.shared.export.get_or_init(|| export.to_owned());
     }
 
     /// The connections that it began with.
@@ -614,7 +662,7 @@ impl Drop for Far {
         drop(state);
         fail(left.into());
         if count > 0 {
-            (self.shared.options.say)(&format!("{count} writes may not be on the disk of the far end"));
+            self.shared.say(&News::Unflushed(count));
         }
     }
 }
@@ -655,7 +703,7 @@ mod tests {
         };
         let options = FarOptions { reconnect: Duration::from_secs(120), may_write: true, say: |_| {} };
         let uri = FarUri::new("nbd+unix:///?socket=none").unwrap();
-        Arc::new(Shared { uri, agreed, options, state: Mutex::new(State::new()), news: Condvar::new() })
+        Arc::new(Shared::new(uri, agreed, options))
     }
 
     /// A far end that was away while nobody asked for anything, and is lost again later, is waited for as any other.
