@@ -1,10 +1,13 @@
 //! `pagemill crypt serve --export`: several volumes of one process.
 
 use std::fs;
+use std::io::Read;
 use std::process::Command;
 
-use crate::common::{Folder, until};
-use crate::crypt_far::need;
+use rustix::process::Signal;
+
+use crate::common::{Folder, signal, until};
+use crate::crypt_far::{far_end, far_uri, need};
 use crate::crypt_serve::{QUICK, Serving, folder_with, nbdcopy, pagemill};
 
 /// Volumes `volume` (key `key`), `b` (key `other`) and `c` (key `key`) of 4 MiB each.
@@ -59,6 +62,34 @@ fn volumes_are_listed_and_served_by_their_names() {
     assert!(first.contains("serving 4194304 bytes"), "{first}");
     nbdcopy(&folder, &uri(""), "back");
     assert!(fs::read(folder.path("back")).unwrap() == vec![2; 4 << 20]);
+}
+
+/// What becomes of one disk of several is logged with its export's name, in the log's form.
+#[test]
+fn the_log_names_the_export_whose_disk_fails() {
+    need("nbdcopy", "libnbd-bin");
+    let folder = folder();
+    let mut far = far_end(&folder);
+    let words = format!(
+        "crypt serve c --name a --key-file key --export b={},key-file=key --reconnect 0 --unix socket",
+        far_uri(&folder)
+    );
+    let mut serving = Serving::start(&folder, &words);
+    until("its socket", || folder.path("socket").exists());
+    far.0.kill().unwrap();
+    far.0.wait().unwrap();
+    let uri = format!("nbd+unix:///b?socket={}", folder.path("socket").display());
+    assert_ne!(folder.run(Command::new("nbdcopy").args([&uri, "back"])).code, Some(0));
+    signal(&serving.0, Signal::TERM);
+    assert_ne!(serving.0.wait().unwrap().code(), Some(0));
+    let mut said = String::new();
+    serving.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let line = |what: &str| said.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {said}"));
+    for (what, level) in [("the far end is lost", " WARN "), ("the disk failed", " WARN ")] {
+        let line = line(what);
+        assert!(line.contains(level) && line.contains(" export=b"), "{line}");
+    }
+    line("the export \"b\": the far end is away");
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub(crate) fn need(program: &str, package: &str) {
 }
 
 /// Serves the file `volume` at the socket `far` by `qemu-nbd`.
-fn far_end(folder: &Folder) -> Serving {
+pub(crate) fn far_end(folder: &Folder) -> Serving {
     need("qemu-nbd", "qemu-utils");
     let socket = folder.path("far");
     let _ = fs::remove_file(&socket);
@@ -29,7 +29,7 @@ fn far_end(folder: &Folder) -> Serving {
     serving
 }
 
-fn far_uri(folder: &Folder) -> String {
+pub(crate) fn far_uri(folder: &Folder) -> String {
     format!("nbd+unix:///?socket={}", folder.path("far").display())
 }
 

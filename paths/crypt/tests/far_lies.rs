@@ -1,5 +1,6 @@
 //! Far ends that break the protocol, or are not what they were: requests fail, and everything else goes on.
 
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use crate::common::far_end::*;
@@ -105,6 +106,56 @@ fn a_far_end_that_is_less_than_before_is_not_used() {
     end.with(|state| (state.size, state.flags, state.blocks) = (Some(LEN + 512), all, None));
     until("the far end", || client.read(0, 512).is_ok());
     assert_eq!(client.read(0, 4096).unwrap(), [1; 4096]);
+    drop(client);
+    served.stop();
+}
+
+/// One that never answers, on connections that have as many requests as they may, ends them all when it loses one.
+#[test]
+fn connections_full_of_unanswered_requests_end_when_one_is_lost() {
+    const CLIENTS: usize = 3;
+    const READS: u64 = 100;
+    /// The links, and what is under way on each.
+    const FULL: usize = 4 * 64;
+    let bench = Bench::with(&[]).unwrap();
+    let end = FarEnd::start(&bench.path("far"), LEN);
+    end.with(|state| state.hold_until = usize::MAX);
+    let served = Served::start(&bench, end.connect(PATIENCE), plain_volume(LEN, 512), Setup::new()).unwrap();
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&served)).collect();
+    for client in &mut clients {
+        (0..READS).for_each(|cookie| client.send(command::READ, 0, cookie, cookie * 512, 512));
+    }
+    until("all that may be under way", || end.with(|state| state.asked.len() == FULL));
+    end.with(|state| state.hold_until = 0);
+    end.end_one();
+    for client in &mut clients {
+        for _ in 0..READS {
+            assert_eq!(client.reply().0, 0);
+            std::io::Read::read_exact(&mut client.0, &mut [0; 512]).unwrap();
+        }
+    }
+    drop(clients);
+    served.stop();
+}
+
+/// A stopped process: its socket is there, and the system takes no more connections for it.
+#[test]
+fn a_far_end_that_accepts_nobody_is_away() {
+    let bench = Bench::with(&[]).unwrap();
+    let end = FarEnd::start(&bench.path("far"), LEN);
+    let reconnect = Duration::from_secs(1);
+    let served = Served::start(&bench, end.connect(reconnect), plain_volume(LEN, 512), Setup::new()).unwrap();
+    let mut client = Client::connect(&served);
+    client.write(0, &[1; 512], 0).unwrap();
+    end.kill();
+    let stopped = UnixListener::bind(bench.path("far")).unwrap();
+    rustix::net::listen(&stopped, 0).unwrap();
+    let _first = UnixStream::connect(bench.path("far")).unwrap();
+    assert_eq!(client.read(0, 512), Err(EIO));
+    drop(stopped);
+    end.restart();
+    until("the far end", || client.read(0, 512).is_ok());
+    assert_eq!(client.read(0, 512).unwrap(), [1; 512]);
     drop(client);
     served.stop();
 }

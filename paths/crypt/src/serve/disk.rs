@@ -121,6 +121,12 @@ impl Disk {
         disk
     }
 
+    /// Names its export in the log, for a server that has several.
+    pub(super) fn name_export(&mut self, export: &str) {
+        self.health.export = Some(export.to_owned());
+        self.far().into_iter().for_each(|far| far.log_as(export));
+    }
+
     /// The far end, if it is one.
     #[must_use]
     pub fn far(&self) -> Option<&Far> {

@@ -11,6 +11,8 @@ pub(super) const OPERATIONS: [&str; 4] = ["read", "write", "sync", "punch"];
 /// Counts, and whether a sync has failed.
 #[derive(Debug, Default)]
 pub(super) struct Health {
+    /// Its export's name in the log, where there are several.
+    pub(super) export: Option<String>,
     errors: [AtomicU64; OPERATIONS.len()],
     /// A sync has failed, and so do all later ones (D1 in `disk`).
     has_failed: AtomicBool,
@@ -21,9 +23,10 @@ impl Health {
     pub(super) fn note(&self, operation: &'static str, at: u64, len: u64, why: &io::Error) {
         let place = OPERATIONS.iter().position(|&other| other == operation);
         let count = place.map_or(1, |place| self.errors[place].fetch_add(1, Relaxed) + 1);
+        let export = self.export.as_deref();
         match operation {
-            "sync" => error!(name: "disk sync failed", %why, count, "the disk failed to sync"),
-            _ => warn!(name: "disk error", operation, at, len, %why, count, "the disk failed"),
+            "sync" => error!(name: "disk sync failed", export, %why, count, "the disk failed to sync"),
+            _ => warn!(name: "disk error", export, operation, at, len, %why, count, "the disk failed"),
         }
     }
 
@@ -33,6 +36,7 @@ impl Health {
         if !self.has_failed.swap(true, Relaxed) {
             error!(
                 name: "disk lost data",
+                export = self.export.as_deref(),
                 "data that was written may be lost, so every flush fails from now on: see to the disk, then restart the \
                  server"
             );

@@ -126,7 +126,7 @@ impl Server {
     ///
     /// # Errors
     /// As [`Server::start`], and [`io::ErrorKind::InvalidInput`] unless there are as many exports as volumes, at least one.
-    pub fn start_all(paths: Vec<DataPath>, options: Options, cache: Option<PageCount>) -> io::Result<Self> {
+    pub fn start_all(mut paths: Vec<DataPath>, options: Options, cache: Option<PageCount>) -> io::Result<Self> {
         let Options { config, tls, threads, way, max_connections, limits, may_discard } = options;
         if tls.is_some() != (config.tls != Tls::None) {
             return Err(io::Error::new(
@@ -136,6 +136,11 @@ impl Server {
         }
         if paths.is_empty() || paths.len() != config.exports.len() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "there are more exports than volumes, or fewer"));
+        }
+        if paths.len() > 1 {
+            for (path, export) in paths.iter_mut().zip(&config.exports) {
+                path.disk.name_export(&export.name);
+            }
         }
         let volumes = paths.into_iter().map(|path| Served { path, cached: OnceLock::new() }).collect();
         let (config, failure) = (Arc::new(config), Mutex::new(None));
@@ -314,11 +319,14 @@ impl Server {
         Ok(self.memory_stats())
     }
 
-    /// Syncs all disks, also if one fails, whose error it returns.
+    /// Syncs all disks, also if one fails, whose error it returns, with its export's name if there are several.
     fn sync_all(&self) -> io::Result<()> {
         let mut result = Ok(());
-        for volume in &self.shared.volumes {
-            result = result.and(volume.path.disk.sync());
+        for Served { path: DataPath { disk, .. }, .. } in &self.shared.volumes {
+            result = result.and(disk.sync().map_err(|why| match &disk.health.export {
+                Some(export) => io::Error::new(why.kind(), format!("the export {export:?}: {why}")),
+                None => why,
+            }));
         }
         result
     }

@@ -144,6 +144,11 @@ impl FarEnd {
         let _ = fs::remove_file(&self.path);
     }
 
+    /// Ends one connection.
+    pub(crate) fn end_one(&self) {
+        self.with(|state| state.streams[0].shutdown(std::net::Shutdown::Both).unwrap());
+    }
+
     pub(crate) fn restart(&self) {
         let life = self.with(|state| {
             state.life += 1;

@@ -113,6 +113,10 @@ impl Link {
     fn serve(&mut self, shared: &Shared) -> io::Result<()> {
         let mut drains_until = None;
         loop {
+            // Also when it takes no more jobs: its far end may never answer those that it has.
+            if drains_until.is_none() && shared.ends() {
+                drains_until = Some(Instant::now() + DRAIN);
+            }
             while drains_until.is_none() && self.jobs.len() < DEPTH && self.unsent < MAX_UNSENT {
                 match shared.next(self.place) {
                     Next::Job(job) => self.begin(job, shared),

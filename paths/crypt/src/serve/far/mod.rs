@@ -19,14 +19,15 @@ mod link;
 mod uri;
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
+use tracing::{error, info, warn};
 
 use super::buffer::{Buffer, Origin};
 use crate::nbd::client::Agreed;
@@ -51,8 +52,31 @@ pub struct FarOptions {
     pub reconnect: Duration,
     /// Writes are made, so they have to become durable.
     pub may_write: bool,
-    /// Told when the far end is lost and when it is back, in a line.
+    /// Told when the far end is lost and when it is back, in a line, in a program that has given `tracing` no subscriber.
+    /// Otherwise these are events.
     pub say: fn(&str),
+}
+
+/// What becomes of a far end.
+enum News<'a> {
+    Lost(&'a io::Error),
+    /// It is there, and less than it was.
+    Unfit(&'a str),
+    /// So many writes are written again.
+    Back(usize),
+    /// So many writes are not flushed at the end.
+    Unflushed(usize),
+}
+
+impl fmt::Display for News<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lost(why) => write!(f, "the far end is lost: {why}"),
+            Self::Unfit(why) => write!(f, "the far end is not used: {why}"),
+            Self::Back(count) => write!(f, "the far end is back; {count} writes are written again"),
+            Self::Unflushed(count) => write!(f, "{count} writes may not be on the disk of the far end"),
+        }
+    }
 }
 
 /// Work for a far end.
@@ -143,7 +167,7 @@ struct State {
     /// What is to be written again, in order, before the queue goes on.
     again: VecDeque<Job>,
     kept: Kept,
-    /// When a link was lost, unless a job was done since.
+    /// When a link was lost, unless a job was done since, or nobody waited when it was back.
     away_since: Option<Instant>,
     /// Attempts to connect since then.
     attempts: u32,
@@ -152,6 +176,21 @@ struct State {
 }
 
 impl State {
+    /// Before the first connections.
+    fn new() -> Self {
+        Self {
+            phase: Phase::Down,
+            live: 0,
+            links: Vec::new(),
+            queue: VecDeque::new(),
+            again: VecDeque::new(),
+            kept: Kept::new(KEPT),
+            away_since: None,
+            attempts: 0,
+            is_over: false,
+        }
+    }
+
     fn wake_all(&mut self) {
         for (wake, sleeps) in &mut self.links {
             *sleeps = false;
@@ -225,15 +264,35 @@ struct Shared {
     uri: FarUri,
     agreed: Agreed,
     options: FarOptions,
+    /// The export's name in the log, where there are several.
+    export: OnceLock<String>,
     state: Mutex<State>,
     /// Wakes the keeper.
     news: Condvar,
 }
 
 impl Shared {
+    fn new(uri: FarUri, agreed: Agreed, options: FarOptions) -> Self {
+        let (export, state, news) = (OnceLock::new(), Mutex::new(State::new()), Condvar::new());
+        Self { uri, agreed, options, export, state, news }
+    }
+
     /// No code panics while it holds the lock.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn say(&self, news: &News<'_>) {
+        let export = self.export.get().map(String::as_str);
+        if !tracing::dispatcher::has_been_set() {
+            return (self.options.say)(&news.to_string());
+        }
+        match news {
+            News::Lost(_) => warn!(name: "far end lost", export, "{news}"),
+            News::Unfit(_) => error!(name: "far end unfit", export, "{news}"),
+            News::Back(_) => info!(name: "far end back", export, "{news}"),
+            News::Unflushed(_) => error!(name: "far end unflushed", export, "{news}"),
+        }
     }
 
     fn submit(&self, mut job: Job) {
@@ -268,13 +327,15 @@ impl Shared {
             Phase::Again(_) => state.take_again(),
             Phase::Up => state.take(),
         };
-        match job {
-            Some(job) => Next::Job(job),
-            None => {
-                state.links[number].1 = true;
-                Next::Nothing
-            }
-        }
+        // One that has a job is busy: another is woken for the next.
+        state.links[number].1 = job.is_none();
+        job.map_or(Next::Nothing, Next::Job)
+    }
+
+    /// Whether the set ends.
+    fn ends(&self) -> bool {
+        let state = self.state();
+        state.is_over || state.phase == Phase::Down
     }
 
     /// Takes a job's result from a link.
@@ -342,7 +403,7 @@ impl Shared {
         drop(state);
         fail(late);
         if let Some(why) = why.filter(|_| is_first) {
-            (self.options.say)(&format!("the far end is lost: {why}"));
+            self.say(&News::Lost(&why));
         }
     }
 
@@ -401,7 +462,7 @@ impl Shared {
     fn connect(&self) -> io::Result<Vec<Link>> {
         let (first, agreed) = self.uri.connect()?;
         if let Some(why) = agreed.shortfall(&self.agreed) {
-            (self.options.say)(&format!("the far end is not used: {why}"));
+            self.say(&News::Unfit(&why));
             return Err(io::Error::other(why));
         }
         connect_set(&self.uri, first, &self.agreed)
@@ -418,9 +479,13 @@ impl Shared {
         state.links = set.iter().map(|link| (link.wake(), false)).collect();
         state.live = set.len();
         let was_lost = state.away_since.is_some();
+        if state.queue.is_empty() {
+            // Nobody waits for it: the next loss is another one.
+            state.away_since = None;
+        }
         drop(state);
         if was_lost {
-            (self.options.say)(&format!("the far end is back; {count} writes are written again"));
+            self.say(&News::Back(count));
         }
         set.into_iter().filter_map(|link| self.spawn(link)).collect()
     }
@@ -488,8 +553,8 @@ pub struct Far {
     uri: String,
 }
 
-impl std::fmt::Debug for Far {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Far {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Far").field("uri", &self.uri).field("agreed", &self.shared.agreed).finish_non_exhaustive()
     }
 }
@@ -513,19 +578,7 @@ impl Far {
         }
         let set = connect_set(&place, first, &agreed).map_err(of_far)?;
         let links = set.len();
-        let state = State {
-            phase: Phase::Down,
-            live: 0,
-            links: Vec::new(),
-            queue: VecDeque::new(),
-            again: VecDeque::new(),
-            kept: Kept::new(KEPT),
-            away_since: None,
-            attempts: 0,
-            is_over: false,
-        };
-        let shared = Shared { uri: place, agreed, options, state: Mutex::new(state), news: Condvar::new() };
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared::new(place, agreed, options));
         let theirs = Arc::clone(&shared);
         let threads = shared.begin(set);
         let keeper = thread::Builder::new().name("crypt-far-keep".to_owned()).spawn(move || {
@@ -541,6 +594,11 @@ impl Far {
     #[must_use]
     pub fn block(&self) -> usize {
         self.shared.agreed.min_block as usize
+    }
+
+    /// Its export's name in the log; the first one stays.
+    pub(super) fn log_as(&self, export: &str) {
+        self.shared.export.get_or_init(|| export.to_owned());
     }
 
     /// The connections that it began with.
@@ -604,7 +662,7 @@ impl Drop for Far {
         drop(state);
         fail(left.into());
         if count > 0 {
-            (self.shared.options.say)(&format!("{count} writes may not be on the disk of the far end"));
+            self.shared.say(&News::Unflushed(count));
         }
     }
 }
@@ -625,5 +683,42 @@ impl Store for Far {
 
     fn sync(&self) -> io::Result<()> {
         self.wait_for(Work::Flush, 0, Buffer::none()).1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> Arc<Shared> {
+        let agreed = Agreed {
+            size: 1 << 20,
+            is_read_only: false,
+            can_flush: true,
+            can_fua: true,
+            can_trim: true,
+            can_multi_conn: false,
+            min_block: 512,
+            max_block: 1 << 20,
+        };
+        let options = FarOptions { reconnect: Duration::from_secs(120), may_write: true, say: |_| {} };
+        let uri = FarUri::new("nbd+unix:///?socket=none").unwrap();
+        Arc::new(Shared::new(uri, agreed, options))
+    }
+
+    /// A far end that was away while nobody asked for anything, and is lost again later, is waited for as any other.
+    #[test]
+    fn a_loss_that_nobody_noticed_does_not_count_for_the_next_one() {
+        let shared = shared();
+        shared.state().away_since = Instant::now().checked_sub(Duration::from_secs(3600));
+        assert!(shared.state().away_since.is_some());
+        assert!(shared.begin(Vec::new()).is_empty());
+        shared.state().live = 1;
+        shared.ended(Vec::new(), Some(io::ErrorKind::ConnectionAborted.into()));
+        let (done, result) = sync_channel(1);
+        let home = Box::new(move |_, result| done.send(result).unwrap());
+        shared.submit(Job::new(Work::Read, 0, Buffer::none(), Some(home)));
+        assert!(result.try_recv().is_err(), "it failed at once");
+        assert_eq!(shared.state().queue.len(), 1);
     }
 }

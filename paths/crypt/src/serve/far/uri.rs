@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
 
 use crate::Error;
 use crate::nbd::client::{self, Agreed};
@@ -76,7 +77,7 @@ impl FarUri {
     pub(super) fn connect(&self) -> io::Result<(Socket, Agreed)> {
         let until = Instant::now() + HANDSHAKE;
         let mut socket = match &self.host {
-            Host::Unix(path) => Socket::unix(UnixStream::connect(path)?)?,
+            Host::Unix(path) => Socket::unix(connect_unix(path)?)?,
             Host::Tcp(host, port) => {
                 let mut refused = io::Error::other("the name has no address");
                 let found = (host.as_str(), *port).to_socket_addrs()?.find_map(|address| {
@@ -85,7 +86,7 @@ impl FarUri {
                 });
                 let socket = Socket::tcp(found.ok_or(refused)?)?;
                 // Its machine may be gone while it owes acknowledgements.
-                rustix::net::sockopt::set_tcp_user_timeout(&socket, UNACKNOWLEDGED.as_millis() as u32)?;
+                sockopt::set_tcp_user_timeout(&socket, UNACKNOWLEDGED.as_millis() as u32)?;
                 socket
             }
         };
@@ -96,6 +97,16 @@ impl FarUri {
         }
         let agreed = client::go(&mut patient, &self.export)?;
         Ok((socket, agreed))
+    }
+}
+
+/// Connects within [`HANDSHAKE`]: it waits while a far end that hangs accepts nobody and has no room for those who wait.
+fn connect_unix(path: &std::path::Path) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(HANDSHAKE))?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Err(rustix::io::Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+        connected => Ok(connected.map(|()| UnixStream::from(socket))?),
     }
 }
 
