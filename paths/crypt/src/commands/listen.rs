@@ -37,7 +37,7 @@ pub(super) struct Place {
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub(super) tcp: Option<SocketAddr>,
 
-    /// Serve on the sockets that systemd passes (LISTEN_FDS), of a .socket unit
+    /// Serve on the sockets of a systemd .socket unit (LISTEN_FDS)
     #[arg(long)]
     activated: bool,
 }

@@ -105,9 +105,9 @@ pub(super) struct ServeArgs {
 
     /// Answer Prometheus at http://ADDR/metrics; a port alone is 127.0.0.1's
     ///
-    /// Figures of the clients, their requests and the disk, of the memory, the
-    /// reserve for writes and the cache. All who reach the address may read
-    /// them: there is no password and no TLS.
+    /// Figures of the clients, their requests and the disk, of the memory,
+    /// the reserve for writes and the cache. All who reach the address may
+    /// read them: there is no password and no TLS.
     #[arg(long, value_name = "ADDR", value_parser = metrics_address, verbatim_doc_comment)]
     metrics: Option<SocketAddr>,
 
