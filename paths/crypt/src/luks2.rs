@@ -478,7 +478,7 @@ impl Header {
         }
         changed.write(store)?;
         *self = changed;
-        Ok(())
+        luks::clear_unused(store, 2 * self.copy.size..self.end())
     }
 
     /// Whether both are headers of one volume: its UUID, its layout and the digest of its key are the same.
