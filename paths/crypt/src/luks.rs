@@ -522,7 +522,7 @@ impl Store for ClearedAtFirstWrite<'_> {
     }
     fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
         if !self.is_cleared.replace(true) {
-            clear(self.store, self.len)?;
+            clear(self.store, 0..self.len)?;
         }
         self.store.write_at(data, at)
     }
@@ -531,20 +531,30 @@ impl Store for ClearedAtFirstWrite<'_> {
     }
 }
 
-/// Overwrites the first `len` bytes with zeroes, with headers and key material of a former volume among them. Bytes
-/// that are zero already are not written, so that a hole in a file stays a hole.
-fn clear(store: &dyn Store, len: u64) -> io::Result<()> {
+/// Overwrites these bytes with zeroes, with headers and key material of a former volume or former keyslots among them.
+/// Bytes that are zero already are not written, so that a hole in a file stays a hole.
+fn clear(store: &dyn Store, bytes: Range<u64>) -> io::Result<()> {
     const STEP: u64 = 1 << 16;
     let zeroes = vec![0; STEP as usize];
     let mut there = vec![0; STEP as usize];
-    for at in (0..len).step_by(STEP as usize) {
-        let there = &mut there[..STEP.min(len - at) as usize];
+    for at in bytes.clone().step_by(STEP as usize) {
+        let there = &mut there[..STEP.min(bytes.end - at) as usize];
         store.read_at(there, at)?;
         if there.iter().any(|&byte| byte != 0) {
             store.write_at(&zeroes[..there.len()], at)?;
         }
     }
     store.sync()
+}
+
+/// Clears a place of keyslots that no header names, as far as the file has it. A change that was stopped may have left
+/// key material there.
+pub(crate) fn clear_unused(store: &dyn Store, mut area: Range<u64>) -> Result<(), Error> {
+    let cleared = store.size().and_then(|size| {
+        area.end = area.end.min(size);
+        clear(store, area)
+    });
+    cleared.map_err(|error| Error::io("wiping the places of unused keyslots", error))
 }
 
 /// Tries keyslots in turn. Returns the number of the first one that opens, and the volume key. A keyslot that can't be

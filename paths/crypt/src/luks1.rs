@@ -344,13 +344,19 @@ impl Header {
         self.write(store)
     }
 
-    /// Wipes all keyslots, and writes the header without them.
+    /// Wipes all keyslots, and writes the header without them. Reading a header does not check the places of unused
+    /// keyslots: those inside the header or the data stay as they are.
     pub(crate) fn erase(&mut self, store: &dyn Store) -> Result<(), Error> {
         self.check_supported()?;
         for number in self.used() {
             self.remove(store, number)?;
         }
-        Ok(())
+        let data = if self.payload == 0 { u64::MAX } else { self.payload_at() };
+        let mut areas = self.slots.iter().map(|slot| self.area(slot));
+        areas.try_for_each(|area| match area.start >= HEADER as u64 && area.end <= data {
+            true => luks::clear_unused(store, area),
+            false => Ok(()),
+        })
     }
 
     /// Where the first keyslot's area begins; not inside the header.

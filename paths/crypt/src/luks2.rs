@@ -478,7 +478,7 @@ impl Header {
         }
         changed.write(store)?;
         *self = changed;
-        Ok(())
+        luks::clear_unused(store, 2 * self.copy.size..self.end())
     }
 
     /// Whether both are headers of one volume: its UUID, its layout and the digest of its key are the same.
@@ -495,6 +495,7 @@ impl Header {
         let layout = |header: &Self| (header.copy.size, header.metadata.keyslots_size);
         // If the layout differs, one header overwrites the other in any case.
         let Some(present) = present.filter(|present| layout(present) == layout(self)) else {
+            new.prepare()?;
             let area = 2 * self.copy.size..self.end();
             luks::write_synced(store, part(&area), area.start, "the keyslots")?;
             return new.write(store);
@@ -589,15 +590,20 @@ impl Header {
         self.metadata = Metadata::read(&self.json, self.copy.size)?;
         self.check_data_is_behind()?;
         self.check_not_written_over()?;
+        self.next_sequence()?;
         self.copy.json = self.json.to_string().into_bytes();
         self.copy.bytes(Which::Primary).map(drop)
+    }
+
+    fn next_sequence(&self) -> Result<u64, Error> {
+        let next = self.copy.sequence.checked_add(1);
+        next.ok_or_else(|| Error::Header("its sequence number is at its end".to_owned()))
     }
 
     /// Writes both copies, so that one is intact at every moment (I1).
     pub(crate) fn write(&mut self, store: &dyn Store) -> Result<(), Error> {
         self.prepare()?;
-        let next = self.copy.sequence.checked_add(1);
-        self.copy.sequence = next.ok_or_else(|| Error::Header("its sequence number is at its end".to_owned()))?;
+        self.copy.sequence = self.next_sequence()?;
         let order = match &self.faults {
             [None, Some(_)] => [Which::Secondary, Which::Primary],
             _ => [Which::Primary, Which::Secondary],

@@ -6,6 +6,7 @@ use crate::commands::{CHEAP, crypt, opening};
 use crate::common::*;
 use crate::erase::{VOLUMES, cheap_for};
 use crate::headers::{Disk, image, luks1_image, opened, opens, with_metadata};
+use crate::keys_served::is_awaited;
 use pagemill_crypt::backup::Backup;
 use pagemill_crypt::kdf::KdfKind;
 use pagemill_crypt::{Error, Luks};
@@ -201,6 +202,74 @@ fn hostile_and_damaged_backups_are_refused() {
         assert!(matches!(&refused, Error::Header(why) if why.contains("its keyslots end at")), "{place}: {refused}");
     }
     assert!(!bench.path("new").exists());
+}
+
+/// What can't be written as a whole is not begun: the keyslots that are there still open.
+#[test]
+fn a_restoration_that_cannot_end_does_not_begin() {
+    let bench = Bench::with(&[]).unwrap();
+    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
+    crypt(&bench, "format @b --size 20M --type luks1 --key-file @pw --kdf-iterations 1000").unwrap();
+    crypt(&bench, "header-backup @a @saved").unwrap();
+    let saved = fs::read(bench.path("saved")).unwrap();
+    let (mut last, mut behind) = (saved.clone(), saved);
+    for base in [0, 16 << 10] {
+        last[base + 16..base + 24].fill(0xff);
+    }
+    with_metadata(&mut last, |_| {});
+    with_metadata(&mut behind, |json| {
+        let mut segment = json["segments"]["0"].clone();
+        (segment["offset"], segment["flags"]) = ("4096".into(), serde_json::json!(["backup-previous"]));
+        json["segments"]["1"] = segment;
+    });
+    for (hostile, word) in [(last, "sequence number"), (behind, "the data begins at 4096")] {
+        write(&bench.path("hostile"), &hostile);
+        let before = fs::read(bench.path("b")).unwrap();
+        let refused = crypt(&bench, "header-restore @b @hostile --force --other-volume").unwrap_err();
+        assert!(refused.to_string().contains(word), "{refused}");
+        assert!(fs::read(bench.path("b")).unwrap() == before, "{word}");
+    }
+}
+
+/// A file system made over the primary copy, and another volume's primary copy over this one's.
+#[test]
+fn a_restoration_over_something_else_has_to_be_asked_for() {
+    let bench = Bench::with(&[]).unwrap();
+    for name in ["a", "b"] {
+        crypt(&bench, &format!("format @{name} --size 20M --key-file @pw {CHEAP}")).unwrap();
+        crypt(&bench, &format!("header-backup @{name} @saved-{name}")).unwrap();
+    }
+    let (a, b) = (fs::read(bench.path("a")).unwrap(), fs::read(bench.path("b")).unwrap());
+    let over = |from: &[u8]| [&from[..16 << 10], &a[16 << 10..]].concat();
+    for there in [over(&pattern(16 << 10)), over(&b)] {
+        for saved in ["saved-a", "saved-b"] {
+            write(&bench.path("a"), &there);
+            let refused = crypt(&bench, &format!("header-restore @a @{saved} --force")).unwrap_err();
+            assert!(refused.to_string().contains("--other-volume"), "{refused}");
+            assert!(fs::read(bench.path("a")).unwrap() == there);
+        }
+        crypt(&bench, "header-restore @a @saved-a --force --other-volume").unwrap();
+        crypt(&bench, "test-passphrase @a --key-file @pw").unwrap();
+        assert!(Luks::read(&bench.open("a")).unwrap().faults().is_empty());
+    }
+}
+
+#[test]
+fn a_file_that_appears_during_a_backup_is_not_overwritten() {
+    let bench = Bench::with(&[]).unwrap();
+    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
+    let image = bench.open("a");
+    image.lock().unwrap();
+    std::thread::scope(|scope| {
+        let backup = scope.spawn(|| crypt(&bench, "header-backup @a @saved"));
+        until("the backup to wait for the header", || is_awaited(&image));
+        // As long as the backup, and readable for all.
+        write(&bench.path("saved"), &vec![7; 16 << 20]);
+        image.unlock().unwrap();
+        let refused = backup.join().unwrap().unwrap_err();
+        assert!(matches!(refused, Error::Occupied(_)), "{refused}");
+    });
+    assert!(fs::read(bench.path("saved")).unwrap() == vec![7; 16 << 20]);
 }
 
 #[test]

@@ -5,6 +5,9 @@ use std::process::Command;
 
 use crate::commands::{CHEAP, crypt, opening};
 use crate::common::*;
+use crate::headers::{Disk, image, luks1_image, opened};
+use pagemill_crypt::backup::Backup;
+use pagemill_crypt::kdf::KdfKind;
 use pagemill_crypt::{Error, Luks};
 
 /// Volumes of each kind: how to name them, the header's file, how to make them.
@@ -74,6 +77,36 @@ fn erase_without_a_terminal_and_without_force_is_refused() {
     assert!(child.status.success() && said.contains("no passphrase will open it"), "{said}");
     assert!(said.contains("if you do, say --force"), "{said}");
     crypt(&bench, "test-passphrase @a --key-file @pw").unwrap();
+}
+
+/// A restoration that was killed leaves key material that the newer header does not name. With the salts that `luksDump`
+/// has printed before, it would open the volume.
+#[test]
+fn an_erase_leaves_no_key_material_of_a_killed_restoration() {
+    for (bytes, first, end) in [(image(), 32 << 10, 16 << 20), (luks1_image(), 4096, 2 << 20)] {
+        let disk = Disk::of(bytes);
+        let (mut luks, key) = opened(&disk);
+        luks.add_key(&disk, &key, b"third", &cheap(KdfKind::Pbkdf2), Some(2)).unwrap();
+        let backup = Backup::take(luks.clone(), &disk).unwrap();
+        luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), Some(1)).unwrap();
+        for number in [0, 2] {
+            luks.remove_key(&disk, number, false).unwrap();
+        }
+        luks.add_key(&disk, &key, OTHER, &cheap(KdfKind::Pbkdf2), Some(0)).unwrap();
+        let disk = Disk::watched(disk.now.take());
+        backup.restore(&disk, Some(&luks)).unwrap();
+        for (i, crashed) in disk.take_crashes().into_iter().enumerate() {
+            let disk = Disk::of(crashed.clone());
+            Luks::read(&disk).unwrap().erase(&disk).unwrap();
+            let after = disk.now.take();
+            let kept = (first..end)
+                .step_by(512)
+                .filter(|&at| crashed[at..at + 512] == after[at..at + 512] && crashed[at..at + 512] != [0; 512]);
+            assert_eq!(kept.collect::<Vec<usize>>(), [0; 0], "crash {i}");
+            assert!(Luks::read(&Disk::of(after.clone())).unwrap().openers().is_empty());
+            assert!(crashed[end..] == after[end..]);
+        }
+    }
 }
 
 #[test]

@@ -8,8 +8,9 @@ use crate::common::certificates::Certificates;
 use crate::common::far_end::*;
 use crate::common::served::*;
 use crate::common::*;
+use pagemill::Allocator;
 use pagemill_crypt::Store;
-use pagemill_crypt::serve::{Far, FarOptions, Way};
+use pagemill_crypt::serve::{DataPath, Disk, Far, FarOptions, Memory, VolumeFile, Way};
 
 const LEN: u64 = 4 * MIB;
 const EIO: u32 = 5;
@@ -54,6 +55,30 @@ fn the_far_end_has_the_encrypted_bytes_and_flushes_when_it_is_told() {
         drop(client);
         served.stop();
     }
+}
+
+/// As a mount uses it: by blocking calls.
+#[test]
+fn a_volume_file_writes_to_the_far_end() {
+    let bench = Bench::with(&[]).unwrap();
+    let end = FarEnd::start(&bench.path("far"), LEN);
+    let allocator = Allocator::builder().pages(1024).build().unwrap();
+    let memory = Memory::new(&allocator, 256, 1 << 20).unwrap();
+    let disk = Disk::new(end.connect(PATIENCE), 0, 512, false);
+    let file = VolumeFile::new(DataPath { volume: plain_volume(LEN, 512), disk, memory });
+    let mut bytes = pattern(LEN as usize);
+    file.write_at(0, &bytes).unwrap();
+    // A part of a sector, across the border of two.
+    file.write_at(1000, &[7; 100]).unwrap();
+    bytes[1000..1100].fill(7);
+    file.sync().unwrap();
+    assert!(end.with(|state| decrypted(state.durable()) == bytes));
+    let mut read = vec![0; LEN as usize];
+    file.read_at(0, &mut read).unwrap();
+    assert!(read == bytes);
+    end.with(|state| state.write_fails = Some(EIO));
+    assert!(file.write_at(0, &[1; 512]).is_err());
+    assert_eq!(file.path().memory.pool().stats().out, 0);
 }
 
 #[test]

@@ -136,6 +136,14 @@ fn impossible_sizes_are_refused() {
     assert!(refused.to_string().contains("name that one, and this with --header"), "{refused}");
     assert!(matches!(crypt(&bench, "resize @pw --size 30M"), Err(Error::NoHeader { .. })));
     assert!(crypt(&bench, "resize @absent --size 30M").is_err() && !bench.path("absent").exists());
+    // A file system was made over it.
+    bench.open("a").write_all_at(&pattern(16 << 10), 0).unwrap();
+    let before = fs::read(bench.path("a")).unwrap();
+    for size in ["30M", "18M"] {
+        let refused = crypt(&bench, &format!("resize @a --size {size} --force")).unwrap_err();
+        assert!(matches!(refused, Error::Overwritten(_)), "{refused}");
+    }
+    assert!(fs::read(bench.path("a")).unwrap() == before);
     let mut byte = [0];
     bench.open("pw").read_exact_at(&mut byte, 0).unwrap();
     assert_eq!(fs::read(bench.path("pw")).unwrap(), PASSPHRASE);

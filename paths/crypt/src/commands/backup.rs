@@ -51,7 +51,8 @@ pub(super) struct RestoreArgs {
     file: PathBuf,
 
     /// Restore it even over the header of another volume, or of one whose key
-    /// or layout has changed since: the data that is there is lost
+    /// or layout has changed since, or where something was written over it:
+    /// what is there is lost
     #[arg(long, verbatim_doc_comment)]
     other_volume: bool,
 }
@@ -65,7 +66,7 @@ pub(super) fn backup(args: &BackupArgs) -> Result<Said, Error> {
     let taken = HeaderFile::open(from, false)?.locked(false, |store| Backup::take(Luks::read(store)?, store));
     let backup = taken.map_err(|error| error.in_file(from))?;
     let bytes = backup.bytes();
-    let mut target = Target::open(&args.file, Some(bytes.len() as u64))?;
+    let mut target = Target::create(&args.file, bytes.len() as u64)?;
     let written = target.file.write_all_at(bytes, 0).and_then(|()| target.file.sync_all());
     written.map_err(|error| Error::io(format!("writing {}", shown(&args.file)), error))?;
     target.publish()?;
@@ -97,7 +98,7 @@ pub(super) fn restore(args: &RestoreArgs) -> Result<Said, Error> {
         Err(error @ Error::Unsupported(_)) if !args.other_volume => Err(error),
         Err(_) => Ok(None),
     };
-    let what = match file.locked(false, find)? {
+    let what = match file.locked(false, find).map_err(|error| error.in_file(args.volume.file()))? {
         Some(_) => "only passphrases of the backup will open it",
         None => "no intact LUKS header is there, and what is there will be overwritten",
     };
@@ -122,10 +123,18 @@ fn read(path: &Path) -> Result<Backup, Error> {
     Backup::read(bytes)
 }
 
-/// Refuses the backup of another volume, unless told otherwise.
+/// Refuses the backup of another volume, and to write over what has taken the volume's place, unless told otherwise.
 fn check_same(args: &RestoreArgs, backup: &Luks, present: &Luks) -> Result<(), Error> {
-    if args.other_volume || present.is_of_same_volume(backup) {
+    if args.other_volume {
         return Ok(());
+    }
+    if present.is_of_same_volume(backup) {
+        let or_say = |why| format!("{why}; if the backup shall take its place, say --other-volume");
+        return present.check_not_written_over().map_err(|error| match error {
+            Error::Overwritten(why) => Error::Overwritten(or_say(why)),
+            Error::TwoVolumes(why) => Error::TwoVolumes(or_say(why)),
+            error => error,
+        });
     }
     let (here, there) = (present.uuid(), backup.uuid());
     let differs = match here == there {

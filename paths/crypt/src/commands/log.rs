@@ -42,7 +42,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(super) enum LogLevel {
     /// Data is lost, or the server cannot go on
     Error,
-    /// Also errors of the disk, clients cut off, unlocked memory
+    /// Also disk errors, clients that were cut off, a refused lock
     Warn,
     /// Also start and stop, clients that come and go
     Info,

@@ -46,6 +46,7 @@ fn resize(args: &ResizeArgs) -> Result<Said, Error> {
     let has = data.size().map_err(of_data)?;
     let len = size.unwrap_or(has);
     let luks = header.read()?;
+    luks.check_not_written_over()?;
     let fixed = luks.fixed_size();
     if fixed.is_some() {
         luks.check_changeable()?;

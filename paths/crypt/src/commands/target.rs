@@ -64,6 +64,11 @@ impl<'a> Target<'a> {
         let Some(size) = size else {
             return Err(Error::Request(format!("{} is not there: say --size to make it", shown(path))));
         };
+        Self::create(path, size)
+    }
+
+    /// A new file, whatever has its name meanwhile.
+    pub(super) fn create(path: &'a Path, size: u64) -> Result<Self, Error> {
         need_folder(path)?;
         Self::make(path, size, nameless(path).or_else(|error| without_tmpfile(error, path)))
     }

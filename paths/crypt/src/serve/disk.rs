@@ -442,9 +442,11 @@ fn step(path: &DataPath, op: &mut Op) -> io::Result<()> {
     let file = match &disk.behind {
         Behind::File(file) => file,
         Behind::Far(far) => {
+            // Before its buffer, whose bytes a write has, is taken.
+            let work = far_work(far, op)?;
             let (at, buffer) = (op.at, std::mem::replace(&mut op.buffer, Buffer::none()));
             let result;
-            (op.buffer, result) = far.wait_for(far_work(far, op)?, at, buffer);
+            (op.buffer, result) = far.wait_for(work, at, buffer);
             result?;
             if op.todo == Todo::Read {
                 path.decrypt(op.at - path.in_file(0), &mut op.buffer).map_err(io::Error::other)?;

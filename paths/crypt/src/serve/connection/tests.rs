@@ -4,6 +4,7 @@ use std::os::unix::net::UnixStream;
 use super::*;
 use crate::serve::disk::plain_step;
 use crate::serve::fixture::*;
+use crate::serve::memory::{Memory, Patience};
 
 const TEN_S: Duration = Duration::from_secs(10);
 
@@ -309,4 +310,67 @@ fn a_connection_takes_pages_only_when_it_is_first_in_line() {
     let mut answers = vec![0; NEGOTIATED + 16];
     (&client).read_exact(&mut answers).unwrap();
     assert_eq!(path.memory.stats().waits, 1);
+}
+
+/// A client vanishes in the middle of a write, with a write or a read on the disk, or with answers that it has not
+/// received: none of its bytes are in memory that another gets (B1 in `buffer`).
+#[test]
+fn a_vanished_clients_bytes_are_in_no_free_page() {
+    const LONG: u32 = 200 << 10;
+    let write = |len: u32, sent: usize| [request(WRITE, len), vec![0x5a; sent]].concat();
+    let said = [
+        write(512, 511),
+        write(LONG, 1),
+        write(LONG, 511),
+        write(LONG, 5000),
+        write(LONG, LONG as usize - 1),
+        write(LONG, LONG as usize),
+        request(READ, LONG),
+        request(READ, LONG).repeat(6),
+    ];
+    for (said, pages, is_held) in
+        said.iter().flat_map(|said| [(said, 2000, false), (said, 2000, true), (said, 16, false)])
+    {
+        // One processor, so that no list of another one keeps free pages.
+        let allocator = pagemill::Allocator::builder().pages(pages).cpus(1, || 0).build().unwrap();
+        let memory = Memory::new(&allocator, 16, 1 << 20).unwrap();
+        let (path, now) = (DataPath { memory, ..path(pages, 16) }, Instant::now());
+        let mut plain = vec![0x5a; LONG as usize];
+        path.volume.encrypt_in_place(0, &mut plain).unwrap();
+        let mut buffer = Buffer::of_heap(plain.len(), Origin::Free).unwrap();
+        buffer.copy_in(0, &plain);
+        plain_step(&path, Op::new(Todo::Write, 0, buffer, (0, 0))).1.unwrap();
+        let (client, mut connection) = connected(now);
+        let mut engine = if is_held { Engine::Held(Vec::new()) } else { Engine::Plain };
+        (&client).write_all(&[negotiation(), said.clone()].concat()).unwrap();
+        turns(&mut connection, &path, &mut engine, now);
+        drop(client);
+        turns(&mut connection, &path, &mut engine, now);
+        connection.die(&path);
+        let ops = if let Engine::Held(ops) = &mut engine { std::mem::take(ops) } else { Vec::new() };
+        for op in ops {
+            let mut context = Context {
+                path: &path,
+                cache: None,
+                tls: None,
+                elsewhere: 0,
+                engine: &mut engine,
+                now,
+                may_take: true,
+                may_discard: true,
+            };
+            connection.complete(plain_step(&path, op), &mut context);
+        }
+        drop(connection);
+        assert_eq!(path.memory.pool().stats().out, 0);
+        let free =
+            std::iter::from_fn(|| path.memory.borrow(4096).or_else(|| path.memory.take(4096, Patience::None).unwrap()));
+        let free: Vec<_> = free.collect();
+        assert_eq!(free.len(), pages);
+        let is_plain =
+            |buffer: &Buffer| buffer.slices().any(|bytes| bytes.windows(16).any(|bytes| bytes == [0x5a; 16]));
+        let plain = free.iter().filter(|buffer| is_plain(buffer)).count();
+        assert_eq!(plain, 0, "{} bytes said, {pages} pages, held {is_held}", said.len());
+        free.into_iter().for_each(|buffer| path.memory.give_back(buffer));
+    }
 }
