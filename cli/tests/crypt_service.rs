@@ -154,6 +154,7 @@ fn clients_are_logged_when_they_come_and_go_and_why() {
     until_end(&mut hostile);
     let escaped = r#"export="\n<0>2026 all is lost\u{1b}[2J�\u{202e}\"""#;
     service.says(&["a client asks for an export that is not here client=5", escaped]);
+    service.says(&["client gone client=5"]);
     service.signal(Signal::TERM);
     assert_eq!(service.ends(), Some(0));
     let lines = service.lines.lock().unwrap();
@@ -301,12 +302,15 @@ fn a_refused_lock_is_said_when_it_happens() {
 #[test]
 fn sighup_without_tls_is_like_sigterm_unless_it_was_ignored() {
     let folder = folder();
-    let mut service = Service::start(&folder, "--unix socket");
+    let words = format!("{SERVE} --unix socket");
+    // The tests themselves may run under nohup.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP", PROGRAM]).args(words.split(' '));
+    let mut service = Service::run(&folder, &mut command);
     service.says(&["serving"]);
     service.signal(Signal::HUP);
     assert_eq!(service.ends(), Some(0));
     assert!(!folder.path("socket").exists());
-    let words = format!("{SERVE} --unix socket");
     let ignoring = ["-c", "trap '' HUP; exec \"$0\" \"$@\"", PROGRAM];
     let mut service = Service::run(&folder, Command::new("sh").args(ignoring).args(words.split(' ')));
     service.says(&["serving"]);
