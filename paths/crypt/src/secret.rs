@@ -23,7 +23,7 @@ const PAGE: usize = 4096;
 /// More bytes of stack than any of the computations uses.
 const SCRUBBED: usize = 64 << 10;
 /// More than the cipher uses for sectors.
-const SCRUBBED_BLOCKS: usize = 4 << 10;
+const SCRUBBED_BLOCKS: usize = 12 << 10;
 
 /// The system's first refusal to lock memory.
 static LOCK_FAILURE: OnceLock<i32> = OnceLock::new();
@@ -125,7 +125,7 @@ pub(crate) fn scrub_stack() {
 }
 
 /// The same after sectors were encrypted or decrypted, where the compiler may have kept a few of their blocks. It costs
-/// less than a tenth of a microsecond, so it follows each piece of a request.
+/// a fraction of a microsecond, so it follows each piece of a request.
 #[inline(never)]
 pub(crate) fn scrub_blocks() {
     let mut below = [0u8; SCRUBBED_BLOCKS];
