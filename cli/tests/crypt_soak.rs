@@ -272,8 +272,12 @@ impl Server {
 
     /// The figures once all clients but `staying` ones are gone.
     fn figures_of_rest(&self, staying: u64) -> HashMap<String, u64> {
-        until("the end of all clients", || self.figures()["pagemill_crypt_connections"] == staying);
-        // An answer is no snapshot: in the one that had so few clients, the memory was counted before they were.
+        // An answer is no snapshot, and a client has its answer a moment before the page of it is free.
+        until("the end of all clients, and their pages", || {
+            let figures = self.figures();
+            figures["pagemill_crypt_connections"] == staying
+                && figures["pagemill_handed_out_pages{allocator=\"crypt\"}"] == RESERVE
+        });
         self.figures()
     }
 
