@@ -131,6 +131,7 @@ pub(crate) fn run(command: &mut Command, limit: Duration, idle: Duration) -> io:
                 break End::OutOfTime(limit);
             }
             if still > idle {
+                waits(pid).iter().for_each(|line| eprintln!("    {line}"));
                 break End::Idle(idle);
             }
         }
@@ -141,6 +142,20 @@ pub(crate) fn run(command: &mut Command, limit: Duration, idle: Duration) -> io:
         end_all(&mut child)?;
     }
     Ok((end, used))
+}
+
+/// What each thread of a tree waits for: a function of the kernel, and the system call with its arguments (proc(5)).
+fn waits(root: Pid) -> Vec<String> {
+    let mut lines = Vec::new();
+    for pid in tree(root).into_keys() {
+        for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let of = |name| fs::read_to_string(task.path().join(name)).unwrap_or_else(|error| error.to_string());
+            let (name, waits, call) = (of("comm"), of("wchan"), of("syscall"));
+            let tid = task.file_name();
+            lines.push(format!("{pid}/{} {}: in {waits}, system call {}", tid.display(), name.trim(), call.trim()));
+        }
+    }
+    lines
 }
 
 /// Ends a child and all its descendants, also those that have left its process group.
@@ -278,6 +293,22 @@ mod tests {
         let (end, used) = run(&mut sh("sleep 100000 & wait"), IDLE, idle).unwrap();
         assert_eq!(end, End::Idle(idle));
         assert!(used < NONE, "{used:?}");
+    }
+
+    #[test]
+    fn it_is_told_what_each_thread_of_a_tree_waits_for() {
+        let mut child = sh("sleep 100000 & wait").process_group(0).spawn().unwrap();
+        // The number of the call stands there once it waits.
+        let waits_in = |line: &String, name: &str| {
+            line.contains(name)
+                && line.rsplit("system call ").next().is_some_and(|call| call.starts_with(char::is_numeric))
+        };
+        while !matches!(&waits(Pid::from_child(&child))[..],
+            [shell, sleep] if waits_in(shell, " sh: in ") && waits_in(sleep, " sleep: in "))
+        {
+            std::thread::yield_now();
+        }
+        end_all(&mut child).unwrap();
     }
 
     #[test]

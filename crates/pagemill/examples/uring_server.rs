@@ -252,12 +252,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     };
     let start = Instant::now();
-    let clients = [(); 2].map(|()| thread::spawn(move || load(address, connections / 2, 5)));
+    let client = move || {
+        load(address, connections / 2, 5).unwrap_or_else(|why| {
+            eprintln!("a client failed: {why}"); // The server would wait for its connections for ever.
+            std::process::exit(1)
+        })
+    };
+    let clients = [(); 2].map(|()| thread::spawn(client));
     server.serve(connections)?;
-    let mut echoed = 0;
-    for client in clients {
-        echoed += client.join().expect("it does not panic")?;
-    }
+    let echoed: u64 = clients.into_iter().map(|client| client.join().expect("it does not panic")).sum();
 
     let (seconds, stats) = (start.elapsed().as_secs_f64(), server.memory.stats());
     println!("{connections} connections, {echoed} bytes echoed in {seconds:.2} s, with {PAGES} pages of memory");
