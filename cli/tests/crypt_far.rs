@@ -84,6 +84,8 @@ fn far_ends_that_cannot_be_used_are_refused_with_a_next_step() {
     };
     refused(&far_uri(&folder), "", &["far", "No such file", "check the name"]);
     refused("nbd://localhost:0/", "", &["localhost:0"]);
+    refused("nbd://127.0.0.1:1/", "", &["Connection refused", "start the server there"]);
+    refused("nbd://no..host/", "", &["no..host", "check the name"]); // Not asked of any name server.
     refused("nbd://", "", &["name a host"]);
     refused("nbds://localhost/", "", &["tls-certificates"]);
     let _far = far_end(&folder);

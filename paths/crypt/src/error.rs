@@ -168,6 +168,10 @@ fn after_io(kind: io::ErrorKind) -> Option<&'static str> {
         io::ErrorKind::PermissionDenied => Some("ask its owner for the right, or name another"),
         io::ErrorKind::AddrInUse => Some("end who has it, or choose another address"),
         io::ErrorKind::StorageFull => Some("make room, or choose another place"),
+        io::ErrorKind::ConnectionRefused => Some("start the server there, or check the address and the port"),
+        io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            Some("check the address, and whether a firewall or a server that hangs is in between")
+        }
         _ => None,
     }
 }

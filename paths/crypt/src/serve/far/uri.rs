@@ -80,7 +80,9 @@ impl FarUri {
             Host::Unix(path) => Socket::unix(connect_unix(path)?)?,
             Host::Tcp(host, port) => {
                 let mut refused = io::Error::other("the name has no address");
-                let found = (host.as_str(), *port).to_socket_addrs()?.find_map(|address| {
+                let addresses = (host.as_str(), *port).to_socket_addrs();
+                let mut addresses = addresses.map_err(|error| io::Error::new(io::ErrorKind::NotFound, error))?;
+                let found = addresses.find_map(|address| {
                     let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
                     TcpStream::connect_timeout(&address, left).map_err(|error| refused = error).ok()
                 });
