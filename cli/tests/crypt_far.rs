@@ -93,3 +93,46 @@ fn far_ends_that_cannot_be_used_are_refused_with_a_next_step() {
     refused(&far_uri(&folder).replace("///", "///other"), "", &["no export of that name"]);
     refused(&far_uri(&folder), " --io uring", &["--io is for a file"]);
 }
+
+/// A volume is made there, its keys change, and its header is backed up, erased and restored, without a file of it here.
+#[test]
+fn a_volume_is_made_and_its_keys_change_at_the_far_end() {
+    let folder = Folder::new();
+    folder.file("key", &[7; 32]);
+    folder.file("new", &[8; 32]);
+    File::create(folder.path("volume")).unwrap().set_len(20 << 20).unwrap();
+    let far = far_end(&folder);
+    let there = far_uri(&folder);
+    let done = |words: &str| {
+        let outcome = pagemill(&folder, words);
+        assert_eq!(outcome.code, Some(0), "{words}: {outcome:?}");
+        outcome.stdout
+    };
+    for version in ["luks1", "luks2"] {
+        let made = format!("crypt format {there} --key-file key {QUICK} --type {version} --force");
+        assert!(done(&made).contains("MiB of data"), "{version}");
+        pagemill(&folder, &made.replace(" --force", "")).refused_by("crypt", &["has a LUKS header", "--force"]);
+        assert!(done(&format!("crypt info {there}")).contains(version));
+        let _ = fs::remove_file(folder.path("backup"));
+        done(&format!("crypt header-backup {there} backup"));
+        done(&format!("crypt add-key {there} --key-file key --new-key-file new {QUICK}"));
+        done(&format!("crypt remove-key {there} --key-file key"));
+        // What is on the disk, without the far end.
+        let on_disk = |key: &str| pagemill(&folder, &format!("crypt test-passphrase volume --key-file {key}")).code;
+        assert_eq!((on_disk("key"), on_disk("new")), (Some(3), Some(0)), "{version}");
+        done(&format!("crypt change-key {there} --key-file new --new-key-file key {QUICK}"));
+        assert_eq!((on_disk("key"), on_disk("new")), (Some(0), Some(3)), "{version}");
+        done(&format!("crypt erase {there} --force"));
+        assert_eq!(on_disk("key"), Some(1), "{version}");
+        done(&format!("crypt header-restore {there} backup --force"));
+        done(&format!("crypt test-passphrase {there} --key-file key"));
+    }
+    let refused = |words: String, why: &[&str]| {
+        pagemill(&folder, &words).refused_by("crypt", why);
+    };
+    refused(format!("crypt resize {there} --size 30M"), &["as long as its server makes it"]);
+    refused(format!("crypt format {there} --key-file key --size 30M --force"), &["20971520 bytes already"]);
+    refused(format!("crypt format {there} --key-file key --header {there} --force"), &["the same file"]);
+    drop(far);
+    refused(format!("crypt info {there}"), &["start the server there"]);
+}

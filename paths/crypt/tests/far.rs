@@ -57,6 +57,31 @@ fn the_far_end_has_the_encrypted_bytes_and_flushes_when_it_is_told() {
     }
 }
 
+/// As the commands for headers use it. A far end that is lost between a write and its sync gets the write again.
+#[test]
+fn any_bytes_are_written_to_a_far_end_with_large_blocks() {
+    let bench = Bench::with(&[]).unwrap();
+    let end = FarEnd::start(&bench.path("far"), LEN);
+    let mut bytes = pattern(LEN as usize);
+    end.with(|state| state.blocks = Some([4096, 4096, 65536]));
+    let far = end.connect(PATIENCE);
+    far.write_at(&bytes, 0).unwrap();
+    far.sync().unwrap();
+    for (at, len) in [(0, 592), (4000, 200), (8192, 4096), (10_000, 300_000), (LEN as usize - 1, 1)] {
+        bytes[at..at + len].fill(at as u8 | 1);
+        far.write_at(&bytes[at..at + len], at as u64).unwrap();
+        end.kill();
+        end.restart();
+        far.sync().unwrap();
+        assert!(end.with(|state| state.durable() == bytes), "{len} bytes at {at}");
+    }
+    for (at, len) in [(LEN, 1), (LEN - 1, 2), (u64::MAX, 1)] {
+        let refused = far.write_at(&bytes[..len], at).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull, "{len} bytes at {at}");
+    }
+    assert!(end.with(|state| state.durable() == bytes));
+}
+
 /// As a mount uses it: by blocking calls.
 #[test]
 fn a_volume_file_writes_to_the_far_end() {

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::hold::{Claim, HeaderFile, open_claimed, refuse_one_file};
+use super::hold::{Claim, HeaderFile, refuse_one_file};
 use super::{json_line, shown};
-use crate::Error;
+use crate::{Error, Store};
 
 /// Which volume, and whether to ask.
 #[derive(Args, Debug)]
 pub(super) struct AloneArgs {
-    /// The file or block device
+    /// The file, block device or NBD URI
     pub(super) image: PathBuf,
 
     /// The file that has the header, where it is detached
@@ -34,19 +34,21 @@ impl AloneArgs {
         self.header.as_ref().unwrap_or(&self.image)
     }
 
-    /// The header's file and the data's. Both are claimed as long as the claim lasts.
-    pub(super) fn open(&self) -> Result<(HeaderFile, File, Claim), Error> {
+    /// The header's file, and how long the data's is. Both are claimed as long as the claim lasts.
+    pub(super) fn open(&self) -> Result<(HeaderFile, u64, Claim), Error> {
         self.header.as_deref().map_or(Ok(()), |header| refuse_one_file(&self.image, header))?;
-        let (data, mut claim) = open_claimed(&self.image, true)?;
+        let data = HeaderFile::open(&self.image, true)?;
+        let mut claim = data.claim(true)?;
+        let data_len = data.size().map_err(|error| Error::io(shown(&self.image), error))?;
         let header = match &self.header {
             Some(path) => {
                 let header = HeaderFile::open(path, true)?;
                 claim.add(header.claim(true)?);
                 header
             }
-            None => HeaderFile::of_data(&data, &self.image)?,
+            None => data,
         };
-        Ok((header, data, claim))
+        Ok((header, data_len, claim))
     }
 
     /// Asks whether to go on, with a sentence that says what will be lost.

@@ -1,7 +1,6 @@
 //! `pagemill crypt header-backup`, `header-restore`.
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -21,7 +20,7 @@ use crate::{Error, Luks, Store};
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(super) struct BackupArgs {
-    /// The file or block device
+    /// The file, block device or NBD URI
     image: PathBuf,
 
     /// The new file
@@ -67,7 +66,7 @@ pub(super) fn backup(args: &BackupArgs) -> Result<Said, Error> {
     let backup = taken.map_err(|error| error.in_file(from))?;
     let bytes = backup.bytes();
     let mut target = Target::create(&args.file, bytes.len() as u64)?;
-    let written = target.file.write_all_at(bytes, 0).and_then(|()| target.file.sync_all());
+    let written = target.file.write_at(bytes, 0).and_then(|()| target.file.sync());
     written.map_err(|error| Error::io(format!("writing {}", shown(&args.file)), error))?;
     target.publish()?;
     target.keep();
@@ -83,8 +82,7 @@ pub(super) fn restore(args: &RestoreArgs) -> Result<Said, Error> {
     let (image, is_detached) = (&args.volume.image, args.volume.header.is_some());
     let backup = read(&args.file).map_err(|error| error.in_file(&args.file))?;
     let header = backup.header();
-    let (file, data, _claim) = args.volume.open()?;
-    let data_len = data.size().map_err(|error| Error::io(shown(image), error))?;
+    let (file, data_len, _claim) = args.volume.open()?;
     header.geometry(data_len, is_detached).map_err(|error| error.in_file(image))?;
     let (has, needs) =
         (file.size().map_err(|error| Error::io(shown(args.volume.file()), error))?, backup.bytes().len());
@@ -92,7 +90,7 @@ pub(super) fn restore(args: &RestoreArgs) -> Result<Said, Error> {
         let why = format!("{} has {has} bytes, and the backup {needs}: lengthen it first", shown(args.volume.file()));
         return Err(Error::Request(why));
     }
-    let find = |store: &File| match Luks::read(store) {
+    let find = |store: &dyn Store| match Luks::read(store) {
         Ok(present) => check_same(args, header, &present).map(|()| Some(present)),
         Err(error @ Error::Io { .. }) => Err(error),
         Err(error @ Error::Unsupported(_)) if !args.other_volume => Err(error),

@@ -22,7 +22,7 @@ pub(super) fn run(args: &EraseArgs) -> Result<Said, Error> {
 }
 
 fn erase(args: &AloneArgs) -> Result<Said, Error> {
-    let (file, _data, _claim) = args.open()?;
+    let (file, _, _claim) = args.open()?;
     file.read()?.check_changeable()?;
     args.confirm(&format!("{}: all keyslots will be destroyed, and no passphrase will open it", shown(&args.image)))?;
     file.locked(true, |store| {

@@ -1,10 +1,10 @@
 //! `pagemill crypt format`.
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use pagemill_command::size;
 
-use super::hold::refuse_one_file;
+use super::hold::{refuse_one_file, uri};
 use super::open::{key_size, sector_size};
 use super::passphrase::SecretArgs;
 use super::signatures::refuse_what_is_there;
@@ -32,7 +32,7 @@ enum Version {
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(super) struct FormatArgs {
-    /// The file or block device; --size makes a file that is not there
+    /// The file, block device or NBD URI; --size makes a file that is not there
     image: PathBuf,
 
     /// How large the new file is to be: bytes, or with K, M, G or T
@@ -79,8 +79,9 @@ pub(super) fn run(args: &FormatArgs) -> Result<Said, Error> {
     let kdf = args.kdf.choice(default_kdf)?;
     let header = args.header.as_deref();
     header.map_or(Ok(()), |header| refuse_one_file(&args.image, header))?;
+    let is_new = |path: &Path| !path.exists() && uri(path).is_none();
     let mut data = Target::open(&args.image, args.size)?;
-    let mut header = header.map(|path| Target::open(path, (!path.exists()).then_some(HEADER_FILE))).transpose()?;
+    let mut header = header.map(|path| Target::open(path, is_new(path).then_some(HEADER_FILE))).transpose()?;
     let data_len = data.len()?;
     let store = header.as_ref().unwrap_or(&data);
     if !args.force {

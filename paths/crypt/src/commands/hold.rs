@@ -8,43 +8,66 @@
 //!   `O_EXCL`, which the kernel refuses if the device is mounted or claimed. A file is locked by its open file
 //!   description (fcntl(2), `F_OFD_SETLK`), shared if it is only read.
 //!
+//! The export of another NBD server has neither: that is for its server.
+//!
 //! A loop device and the file behind it are the same bytes, so claiming one also claims the other (I1).
 //!
 //! `cryptsetup` does not look at the claim of a file. Its `reencrypt` is kept out by its own lock
 //! ([`ReencryptionLock`]).
 use std::fs::{self, File, TryLockError};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{major, minor};
 
 use super::{folder, shown};
+use crate::serve::{Behind, Far, FarOptions, is_uri};
 use crate::{Error, Luks, Store};
 
 /// Where `cryptsetup` locks devices' metadata.
 const LOCKS: &str = "/run/cryptsetup";
 
+/// How long a change of a header waits for another server that is away.
+pub(super) const RECONNECT: Duration = Duration::from_secs(120);
+
+/// The image, if it is a URI.
+pub(super) fn uri(image: &Path) -> Option<&str> {
+    image.to_str().filter(|image| is_uri(image))
+}
+
+/// The export of another server, if the image is a URI.
+pub(super) fn far(image: &Path, reconnect: Duration, may_write: bool) -> Result<Option<Far>, Error> {
+    // A program whose standard error is closed goes on.
+    let say = |line: &str| drop(writeln!(io::stderr(), "pagemill crypt: {line}"));
+    let options = FarOptions { reconnect, may_write, say };
+    uri(image).map(|uri| Far::connect(uri, options)).transpose()
+}
+
 /// An image that is opened for its header. As a [`Store`] it is locked for the time of each read.
 pub(super) struct HeaderFile {
-    file: File,
+    file: Behind,
     path: PathBuf,
 }
 
 impl HeaderFile {
     /// Opens an existing image for its header.
     pub(super) fn open(path: &Path, may_write: bool) -> Result<Self, Error> {
+        if let Some(far) = far(path, RECONNECT, may_write)? {
+            return Ok(Self { file: far.into(), path: path.to_owned() });
+        }
         has_blocks(path)?;
         let file =
             File::options().read(true).write(may_write).open(path).map_err(|error| Error::io(shown(path), error))?;
-        Ok(Self { file, path: path.to_owned() })
+        Ok(Self { file: file.into(), path: path.to_owned() })
     }
 
     /// The same, of an image whose data is open.
     pub(super) fn of_data(file: &File, path: &Path) -> Result<Self, Error> {
         let file = file.try_clone().map_err(|error| Error::io(shown(path), error))?;
-        Ok(Self { file, path: path.to_owned() })
+        Ok(Self { file: file.into(), path: path.to_owned() })
     }
 
     /// Reads the header under a shared lock.
@@ -54,8 +77,9 @@ impl HeaderFile {
 
     /// Claims the image, as [`open_claimed`] does.
     pub(super) fn claim(&self, may_write: bool) -> Result<Claim, Error> {
+        let Behind::File(file) = &self.file else { return Ok(Claim::default()) };
         if !has_blocks(&self.path)? {
-            return Claim::of_file(&self.file, &self.path, may_write);
+            return Claim::of_file(file, &self.path, may_write);
         }
         let (device, mut claim) = open_claimed(&self.path, may_write)?;
         claim.devices.push(device);
@@ -63,8 +87,15 @@ impl HeaderFile {
     }
 
     /// Does `work` under the lock, which is exclusive if `may_write` is set.
-    pub(super) fn locked<T>(&self, may_write: bool, work: impl FnOnce(&File) -> Result<T, Error>) -> Result<T, Error> {
-        let _lock = MetadataLock::take(&self.file, &self.path, may_write)?;
+    pub(super) fn locked<T>(
+        &self,
+        may_write: bool,
+        work: impl FnOnce(&dyn Store) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let _lock = match &self.file {
+            Behind::File(file) => Some(MetadataLock::take(file, &self.path, may_write)?),
+            Behind::Far(_) => None,
+        };
         work(&self.file)
     }
 }
@@ -75,7 +106,10 @@ impl Store for HeaderFile {
     }
 
     fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
-        let _lock = MetadataLock::wait(&self.file, false)?;
+        let _lock = match &self.file {
+            Behind::File(file) => Some(MetadataLock::wait(file, false)?),
+            Behind::Far(_) => None,
+        };
         self.file.read_at(buf, at)
     }
 
@@ -224,12 +258,12 @@ pub(super) fn refuse_one_file(data: &Path, header: &Path) -> Result<(), Error> {
             header.file_type().is_block_device() && data.rdev() == header.rdev()
         }
         (Ok(data), Ok(header)) => (data.dev(), data.ino()) == (header.dev(), header.ino()),
-        // Neither exists yet.
-        (Err(_), Err(_)) => {
+        // Neither exists yet, or both are other servers' exports.
+        (Err(_), Err(_)) if uri(data).is_none() => {
             let place = |path| Some((fs::canonicalize(folder(path)).ok()?, path.file_name()?.to_owned()));
             place(data).is_some_and(|data| Some(data) == place(header))
         }
-        _ => false,
+        _ => data == header,
     };
     if !is_one {
         return Ok(());

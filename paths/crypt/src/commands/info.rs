@@ -16,7 +16,7 @@ const NO_KEY_SIZE: &str = "not said by any keyslot that is known here";
 /// Show what a volume's header says, without its passphrase
 #[derive(Args, Debug)]
 pub(super) struct InfoArgs {
-    /// The file or block device
+    /// The file, block device or NBD URI
     image: PathBuf,
 
     /// The file that has the header, where it is detached

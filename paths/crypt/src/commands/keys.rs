@@ -1,20 +1,19 @@
 //! `pagemill crypt test-passphrase`, `add-key`, `change-key`, `remove-key`.
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::hold::{HeaderFile, open_claimed, unlocked};
+use super::hold::{HeaderFile, unlocked};
 use super::passphrase::{NewSecretArgs, SecretArgs};
 use super::{KdfArgs, LimitArgs, Said, faults, json_line, shown};
 use crate::luks::{NewSlot, first_that_opens};
 use crate::secret::Locked;
-use crate::{Error, Luks};
+use crate::{Error, Luks, Store};
 
 /// The header, and the passphrase that opens it.
 #[derive(Args, Debug)]
 struct HeaderArgs {
-    /// The file or block device
+    /// The file, block device or NBD URI
     image: PathBuf,
 
     /// The file that has the header, where it is detached
@@ -163,7 +162,7 @@ fn try_test(args: &TestArgs) -> Result<Said, Error> {
 fn change<P, T>(
     file: &HeaderFile,
     mut prepare: impl FnMut(&Luks) -> Result<P, Error>,
-    mut write: impl FnMut(&mut Luks, &File, &P) -> Result<T, Error>,
+    mut write: impl FnMut(&mut Luks, &dyn Store, &P) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let read = || {
         let luks = file.read()?;
@@ -210,7 +209,7 @@ fn with_new(
     new: &NewSecretArgs,
     kdf: &KdfArgs,
     only: Option<u32>,
-    write: impl FnMut(&mut Luks, &File, &Made) -> Result<u32, Error>,
+    write: impl FnMut(&mut Luks, &dyn Store, &Made) -> Result<u32, Error>,
 ) -> Result<(u32, Vec<String>), Error> {
     let HeaderArgs { image, secret, limits, .. } = header;
     let (file, luks) = header.open(true)?;
@@ -270,7 +269,10 @@ fn try_remove(args: &RemoveArgs) -> Result<Said, Error> {
         };
         let claims = match args.last && is_last(luks, number) {
             // Without a keyslot a server's data is lost when the server ends.
-            true => Some((file.claim(true)?, header.is_some().then(|| open_claimed(image, true)).transpose()?)),
+            true => Some((
+                file.claim(true)?,
+                header.is_some().then(|| HeaderFile::open(image, true)?.claim(true)).transpose()?,
+            )),
             false => None,
         };
         Ok((number, claims))

@@ -1,16 +1,15 @@
 //! Opening a volume, for the subcommands that need its contents.
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::hold::{Claim, HeaderFile, open_claimed, refuse_one_file, unlocked};
+use super::hold::{Claim, HeaderFile, far, open_claimed, refuse_one_file, unlocked};
 use super::passphrase::SecretArgs;
 use super::{LimitArgs, faults, hash, shown};
 use crate::cipher::SectorSize;
 use crate::plain::Plain;
-use crate::serve::{Behind, Far, FarOptions, is_uri};
+use crate::serve::Behind;
 use crate::volume::Volume;
 use crate::{Error, Hash, Luks, Store};
 
@@ -186,11 +185,8 @@ impl OpenArgs {
 
     /// Opens the data. A far end is not claimed: whether others use it is for its server to say.
     fn data(&self, may_write: bool) -> Result<(Behind, Claim), Error> {
-        if let Some(uri) = self.image.to_str().filter(|image| is_uri(image)) {
-            // A server whose standard error is closed goes on.
-            let say = |line: &str| drop(writeln!(io::stderr(), "pagemill crypt: {line}"));
-            let options = FarOptions { reconnect: Duration::from_secs(self.reconnect.into()), may_write, say };
-            return Ok((Far::connect(uri, options)?.into(), Claim::default()));
+        if let Some(far) = far(&self.image, Duration::from_secs(self.reconnect.into()), may_write)? {
+            return Ok((far.into(), Claim::default()));
         }
         let (file, claim) = open_claimed(&self.image, may_write)?;
         Ok((file.into(), claim))

@@ -7,7 +7,7 @@ use clap::Args;
 use pagemill_command::size;
 
 use super::alone::AloneArgs;
-use super::hold::{HeaderFile, open_claimed, refuse_one_file};
+use super::hold::{HeaderFile, open_claimed, refuse_one_file, uri};
 use super::{Said, shown};
 use crate::{Error, Luks, Store};
 
@@ -35,6 +35,10 @@ pub(super) fn run(args: &ResizeArgs) -> Result<Said, Error> {
 fn resize(args: &ResizeArgs) -> Result<Said, Error> {
     let ResizeArgs { volume, size } = args;
     let (image, is_detached) = (&volume.image, volume.header.is_some());
+    if uri(image).is_some() {
+        let why = "an export is as long as its server makes it: say resize there, where it is a file or a device";
+        return Err(Error::Request(format!("{}: {why}", shown(image))));
+    }
     volume.header.as_deref().map_or(Ok(()), |header| refuse_one_file(image, header))?;
     let header = HeaderFile::open(volume.file(), true)?;
     let (data, is_device) = open(image)?;

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::hold::uri;
 use super::shown;
 use super::target::Target;
 use crate::{Error, Luks, Store};
@@ -24,7 +25,7 @@ pub(super) fn refuse_what_is_there(target: &Target<'_>) -> Result<(), Error> {
         Err(error @ Error::Io { .. }) => return Err(error),
         _ => return Err(Error::Occupied(format!("{path} has a LUKS header, and overwriting it loses its data"))),
     }
-    if let Some(signatures) = known_signatures(target.path) {
+    if let (None, Some(signatures)) = (uri(target.path), known_signatures(target.path)) {
         return Err(Error::Occupied(format!("{path} has something else on it: {signatures}")));
     }
     match data_at(&target.file, target.len()?).map_err(|error| Error::io(path.clone(), error))? {

@@ -17,16 +17,17 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, register, unregister};
 
-use super::hold::{Claim, MetadataLock, open_claimed};
+use super::hold::{Claim, MetadataLock, RECONNECT, far, open_claimed};
 use super::{folder, need_folder, shown};
+use crate::serve::Behind;
 use crate::{Error, Store};
 
 pub(super) struct Target<'a> {
     pub(super) path: &'a Path,
-    pub(super) file: File,
+    pub(super) file: Behind,
     state: State,
-    /// Nobody else uses the data meanwhile, or reads the header.
-    _locks: (Claim, MetadataLock),
+    /// Nobody else uses the data of a file meanwhile, or reads the header.
+    _locks: Option<(Claim, MetadataLock)>,
 }
 
 enum State {
@@ -49,10 +50,17 @@ impl<'a> Target<'a> {
             );
             return Err(Error::Request(why));
         }
-        if path.exists() {
-            let (file, claim) = open_claimed(path, true)?;
-            let lock = MetadataLock::take(&file, path, true)?;
-            let there = Self { path, file, state: State::Kept, _locks: (claim, lock) };
+        let there = match far(path, RECONNECT, true)? {
+            Some(far) => Some((far.into(), None)),
+            None if path.exists() => {
+                let (file, claim) = open_claimed(path, true)?;
+                let lock = MetadataLock::take(&file, path, true)?;
+                Some((file.into(), Some((claim, lock))))
+            }
+            None => None,
+        };
+        if let Some((file, locks)) = there {
+            let there = Self { path, file, state: State::Kept, _locks: locks };
             return match size {
                 Some(size) if there.len()? != size => {
                     let why = format!("{} has {} bytes already: leave --size out", shown(path), there.len()?);
@@ -77,10 +85,9 @@ impl<'a> Target<'a> {
         let (file, state) = made.map_err(|error| Error::io(shown(path), error))?;
         let claim = Claim::of_file(&file, path, true)?;
         let lock = MetadataLock::take(&file, path, true)?;
-        let made = Self { path, file, state, _locks: (claim, lock) };
-        made.file
-            .set_len(size)
-            .map_err(|error| Error::io(format!("making {} {size} bytes long", shown(path)), error))?;
+        let len = file.set_len(size);
+        let made = Self { path, file: file.into(), state, _locks: Some((claim, lock)) };
+        len.map_err(|error| Error::io(format!("making {} {size} bytes long", shown(path)), error))?;
         Ok(made)
     }
 
@@ -90,13 +97,13 @@ impl<'a> Target<'a> {
 
     /// Gives a new file its name, and returns when the name is on the disk.
     pub(super) fn publish(&mut self) -> Result<(), Error> {
-        let named = match &self.state {
-            State::Kept | State::Named => return Ok(()),
-            State::Nameless => {
-                let nameless = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let named = match (&self.state, &self.file) {
+            (State::Kept | State::Named, _) | (_, Behind::Far(_)) => return Ok(()),
+            (State::Nameless, Behind::File(file)) => {
+                let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
                 rustix::fs::linkat(CWD, nameless, CWD, self.path, AtFlags::SYMLINK_FOLLOW)
             }
-            State::Beside(beside) => beside.rename(self.path),
+            (State::Beside(beside), _) => beside.rename(self.path),
         };
         match named {
             Ok(()) => self.state = State::Named,

@@ -570,10 +570,12 @@ impl Far {
         let of_far = |error| Error::io(uri, error);
         let (first, agreed) = place.connect().map_err(of_far)?;
         if options.may_write && agreed.is_read_only {
-            return Err(of_far(io::Error::other("the far end is read-only: serve it with --read-only")));
+            let why = "the far end is read-only: it can be served with --read-only, and not changed";
+            return Err(of_far(io::Error::other(why)));
         }
         if options.may_write && !agreed.can_flush && !agreed.can_fua {
-            let why = "the far end has neither flush nor FUA, so nothing could be promised to clients: use --read-only";
+            let why =
+                "the far end has neither flush nor FUA, so no write there is sure to last: serve it with --read-only";
             return Err(of_far(io::Error::other(why)));
         }
         let set = connect_set(&place, first, &agreed).map_err(of_far)?;
@@ -667,7 +669,7 @@ impl Drop for Far {
     }
 }
 
-/// For headers, which are read here and not written.
+/// For headers.
 impl Store for Far {
     fn size(&self) -> io::Result<u64> {
         Ok(self.shared.agreed.size)
@@ -677,8 +679,18 @@ impl Store for Far {
         self.read(&mut [buf], at)
     }
 
-    fn write_at(&self, _: &[u8], _: u64) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
+    /// Writes whole blocks: what lies beside `data` in them is read first.
+    fn write_at(&self, data: &[u8], at: u64) -> io::Result<()> {
+        let block = self.block() as u64;
+        let start = at / block * block;
+        let end = at.checked_add(data.len() as u64).filter(|&end| end <= self.shared.agreed.size);
+        let end = end.ok_or(io::ErrorKind::StorageFull)?.next_multiple_of(block);
+        let mut bytes = vec![0; (end - start) as usize];
+        if bytes.len() > data.len() {
+            self.read(&mut [&mut bytes], start)?;
+        }
+        bytes[(at - start) as usize..][..data.len()].copy_from_slice(data);
+        self.wait_for(Work::Write(Arc::new(bytes)), start, Buffer::none()).1
     }
 
     fn sync(&self) -> io::Result<()> {
