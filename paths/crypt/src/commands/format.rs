@@ -32,7 +32,7 @@ enum Version {
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(super) struct FormatArgs {
-    /// The file, block device or NBD URI; --size makes a file that is not there
+    /// The file, block device or NBD URI; --size makes a file
     image: PathBuf,
 
     /// How large the new file is to be: bytes, or with K, M, G or T
