@@ -1,4 +1,5 @@
-//! Where headers are stored: a file or a block device, or in tests a store that loses what was not synced.
+//! Where headers are stored: a file, a block device or an export of another server, or in tests a store that loses what was
+//! not synced.
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
