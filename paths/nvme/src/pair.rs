@@ -16,7 +16,8 @@
 use std::mem;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use crate::bus::{Bus, after_phase};
+use crate::barriers::after_phase;
+use crate::bus::Bus;
 use crate::doorbells::{Doorbells, Move};
 use crate::memory::{Memory, Shared};
 use crate::order::Order;
