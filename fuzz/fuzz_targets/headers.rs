@@ -4,35 +4,10 @@
 //! the rest is put around it. The first byte says which.
 #![no_main]
 
-use std::io;
-
 use libfuzzer_sys::fuzz_target;
 use pagemill_crypt::kdf::Limits;
-use pagemill_crypt::{Luks, Store, luks1, luks2};
+use pagemill_crypt::{Luks, luks1, luks2};
 use sha2::Digest;
-
-/// A file that cannot be written to.
-struct Bytes(Vec<u8>);
-
-impl Store for Bytes {
-    fn size(&self) -> io::Result<u64> {
-        Ok(self.0.len() as u64)
-    }
-
-    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
-        let from = usize::try_from(at).ok().and_then(|at| self.0.get(at..)).and_then(|rest| rest.get(..buf.len()));
-        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
-    }
-
-    fn write_at(&self, _: &[u8], _: u64) -> io::Result<()> {
-        Err(io::ErrorKind::ReadOnlyFilesystem.into())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// What a volume of `pagemill crypt format --kdf pbkdf2` says.
 const METADATA: &str = r#"{"config":{"json_size":"12288","keyslots_size":"16744448"},"digests":{"0":{"digest":"Jab65GC0fSiIObyU7g6c/O9oq/RjXrSseLGRHdFLJ5U=","hash":"sha256","iterations":1000,"keyslots":["0","1"],"salt":"S+Ut+3YHNR8g2SnOH0lBINtGk6VtbkJ9kJhHNNyMK10=","segments":["0"],"type":"pbkdf2"}},"keyslots":{"0":{"af":{"hash":"sha256","stripes":4000,"type":"luks1"},"area":{"encryption":"aes-xts-plain64","key_size":32,"offset":"32768","size":"131072","type":"raw"},"kdf":{"hash":"sha256","iterations":1000,"salt":"FbhMMf1ZYfjYS1ZhzOhEMsdL2HtRdt2orH2ZWf1M+Xk=","type":"pbkdf2"},"key_size":32,"type":"luks2"},"1":{"af":{"hash":"sha1","stripes":40,"type":"luks1"},"area":{"encryption":"aes-xts-plain64","key_size":64,"offset":"163840","size":"4096","type":"raw"},"kdf":{"cpus":1,"memory":32,"salt":"FbhMMf1ZYfjYS1ZhzOhEMsdL2HtRdt2orH2ZWf1M+Xk=","time":1,"type":"argon2id"},"key_size":64,"type":"luks2","priority":2}},"segments":{"0":{"encryption":"aes-xts-plain64","iv_tweak":"0","offset":"16777216","sector_size":512,"size":"dynamic","type":"crypt"}},"tokens":{}}"#;
@@ -66,14 +41,13 @@ fn luks2_copy(json: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn open(bytes: Vec<u8>) {
-    let store = Bytes(bytes);
-    let Ok(luks) = Luks::read(&store) else { return };
+fn open(bytes: &[u8]) {
+    let Ok(luks) = Luks::read(&bytes) else { return };
     let limits = Limits { memory_kib: 64, work: 2000 };
     for detached in [false, true] {
         let _ = luks.geometry(FILE as u64, detached);
     }
-    let _ = luks.unlock(&store, b"passphrase", None, &limits);
+    let _ = luks.unlock(&bytes, b"passphrase", None, &limits);
 }
 
 fuzz_target!(|bytes: &[u8]| {
@@ -83,15 +57,15 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = luks2::Header::parse(bytes);
         }
         1 if bytes.is_empty() => {
-            assert!(Luks::read(&Bytes(luks2_copy(METADATA.as_bytes()))).is_ok(), "it begins right")
+            assert!(Luks::read(&luks2_copy(METADATA.as_bytes()).as_slice()).is_ok(), "it begins right")
         }
-        1 => open(luks2_copy(&changed(bytes))),
+        1 => open(&luks2_copy(&changed(bytes))),
         _ => {
             let mut file = vec![0; FILE];
             let len = bytes.len().min(luks1::HEADER - 8);
             file[8..8 + len].copy_from_slice(&bytes[..len]);
             file[..8].copy_from_slice(b"LUKS\xba\xbe\0\x01");
-            open(file);
+            open(&file);
         }
     }
 });

@@ -2,8 +2,6 @@
 //! volume as they are, up to the end of the keyslots.
 //!
 //! A backup opens the volume with the passphrases that it had then, also with those that were removed since.
-use std::io;
-
 use crate::luks::Luks;
 use crate::store::Store;
 use crate::{Error, luks1};
@@ -72,7 +70,7 @@ impl Backup {
     /// # Errors
     /// As for [`Luks::read`] and [`Luks::check_changeable`]; [`Error::CutOff`].
     pub fn read(mut bytes: Vec<u8>) -> Result<Self, Error> {
-        let header = Luks::read(&Bytes(&bytes))?;
+        let header = Luks::read(&bytes.as_slice())?;
         header.check_changeable()?;
         let len = header.backup_len()?;
         if (bytes.len() as u64) < len {
@@ -105,28 +103,5 @@ impl Backup {
     /// [`Error::Io`]; [`Error::Request`] if there is no room for both.
     pub fn restore(&self, store: &dyn Store, present: Option<&Luks>) -> Result<(), Error> {
         self.header.put_back(store, &self.bytes, present)
-    }
-}
-
-/// Bytes that are only read.
-struct Bytes<'a>(&'a [u8]);
-
-impl Store for Bytes<'_> {
-    fn size(&self) -> io::Result<u64> {
-        Ok(self.0.len() as u64)
-    }
-
-    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
-        let from = usize::try_from(at).ok().and_then(|at| self.0.get(at..)).and_then(|rest| rest.get(..buf.len()));
-        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
-    }
-
-    fn write_at(&self, _: &[u8], _: u64) -> io::Result<()> {
-        Err(io::ErrorKind::PermissionDenied.into())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! Where headers are stored: a file, a block device or an export of another server, or in tests a store that loses what was
-//! not synced.
+//! Where headers are stored: a file, a block device or an export of another server, bytes in memory, or in tests a store
+//! that loses what was not synced.
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -48,5 +48,31 @@ impl Store for File {
 
     fn sync(&self) -> io::Result<()> {
         self.sync_data()
+    }
+}
+
+/// Bytes in memory, which are only read.
+///
+/// ```
+/// use pagemill_crypt::{Error, Luks};
+/// assert!(matches!(Luks::read(&[0; 4096].as_slice()), Err(Error::NoHeader { .. })));
+/// ```
+impl Store for &[u8] {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+
+    fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+        let from = usize::try_from(at).ok().and_then(|at| self.get(at..)).and_then(|rest| rest.get(..buf.len()));
+        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, _: &[u8], _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Keys that are changed while a volume is served, by two programs at once, and by one that is killed amid.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::parent_id;
 use std::path::Path;
@@ -180,6 +180,33 @@ fn a_locked_header_is_waited_for() {
         held.unlock().unwrap();
         assert!(shown.join().unwrap().is_ok());
     });
+}
+
+/// The test runs itself in another process, whose standard error it reads.
+#[test]
+fn a_command_says_that_it_waits_for_a_headers_lock() {
+    const IMAGE: &str = "PAGEMILL_CRYPT_TEST_LOCKED";
+    let bench = Bench::with(&[]).unwrap();
+    if let Some(image) = std::env::var_os(IMAGE) {
+        crypt(&bench, &format!("info {}", image.display())).unwrap();
+        return;
+    }
+    crypt(&bench, &format!("format @a --size 20M --key-file @pw {CHEAP}")).unwrap();
+    let held = bench.open("a");
+    held.lock().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "keys_served::a_command_says_that_it_waits_for_a_headers_lock"])
+        .env(IMAGE, bench.path("a"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    said.read_line(&mut line).unwrap();
+    assert!(line.ends_with("a: another program has its header locked: waiting for it\n"), "{line}");
+    held.unlock().unwrap();
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

@@ -3,7 +3,6 @@
 //! A real controller is accessed through VFIO (`vfio.rs`). Tests have one in memory (`fake.rs`), with a clock of its
 //! own.
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use crate::Error;
@@ -44,25 +43,4 @@ pub(crate) trait Bus: Send + Sync {
         self.write32(at, value as u32);
         self.write32(at + 4, (value >> 32) as u32);
     }
-}
-
-/// Orders earlier writes to memory before a later write to a doorbell, as the controller sees them.
-pub(crate) fn before_doorbell() {
-    // On x86 a store to registers never overtakes one to memory, so a compiler fence would be enough.
-    fence(Ordering::SeqCst);
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier without operands. A fence orders memory among processors only; a device needs the outer domain.
-    unsafe {
-        std::arch::asm!("dmb oshst", options(nostack, preserves_flags))
-    };
-}
-
-/// Orders the read of the phase bit before later reads of what the controller wrote before it.
-pub(crate) fn after_phase() {
-    fence(Ordering::Acquire);
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        std::arch::asm!("dmb oshld", options(nostack, preserves_flags))
-    };
 }

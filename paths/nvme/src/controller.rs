@@ -59,7 +59,7 @@ enum Asked {
 
 /// Whether a controller can answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Health {
+pub(crate) enum Condition {
     Well,
     /// It has reported a fatal error.
     Fatal,
@@ -169,9 +169,9 @@ impl Controller {
         }
     }
 
-    /// Its health. A reset of the function by somebody else hides its registers for a while (PCI Express allows 100
+    /// Its condition. A reset of the function by somebody else hides its registers for a while (PCI Express allows 100
     /// ms), so it is gone only if they stay hidden.
-    pub(crate) fn health(&self) -> Result<Health, Error> {
+    pub(crate) fn condition(&self) -> Result<Condition, Error> {
         let begin = self.bus.now();
         while self.bus.read32(CSTS) == u32::MAX {
             if self.bus.now().saturating_sub(begin) > HIDDEN {
@@ -180,9 +180,9 @@ impl Controller {
             self.bus.wait(&[0], LOOK)?;
         }
         match (self.bus.read32(CSTS), self.bus.read32(CC)) {
-            (status, _) if status & CSTS_CFS != 0 => Ok(Health::Fatal),
-            (status, configured) if status & CSTS_RDY == 0 || configured & CC_EN == 0 => Ok(Health::Disabled),
-            _ => Ok(Health::Well),
+            (status, _) if status & CSTS_CFS != 0 => Ok(Condition::Fatal),
+            (status, configured) if status & CSTS_RDY == 0 || configured & CC_EN == 0 => Ok(Condition::Disabled),
+            _ => Ok(Condition::Well),
         }
     }
 
@@ -381,9 +381,9 @@ impl Controller {
         if !self.may_be_running {
             return Ok(());
         }
-        let health = self.health()?;
-        let mut shut = Err(Error::Silent(format!("{}: what it had in its write cache may be lost", health.said())));
-        if health == Health::Well {
+        let condition = self.condition()?;
+        let mut shut = Err(Error::Silent(format!("{}: what it had in its write cache may be lost", condition.said())));
+        if condition == Condition::Well {
             // Its cache matters more than its queues, so an error here changes nothing of what follows.
             let deleted = self.delete(queues);
             self.bus.write32(CC, CC_SHAPE | CC_EN | CC_SHN_NORMAL);
@@ -411,7 +411,7 @@ impl Drop for Controller {
     }
 }
 
-impl Health {
+impl Condition {
     /// A message about what happened.
     pub(crate) fn said(self) -> &'static str {
         match self {

@@ -12,10 +12,11 @@
 //! - D3 Entries of a submission queue are written before the shadow.
 //!
 //! The admin queue always uses the registers. So do queues whose shadows would lie beyond the page.
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use crate::Error;
-use crate::bus::{Bus, before_doorbell};
+use crate::barriers::{announce, before_doorbell};
+use crate::bus::Bus;
 use crate::memory::{Memory, Shared};
 use crate::spec::{DOORBELLS, PAGE};
 
@@ -88,19 +89,6 @@ impl Doorbells {
     }
 }
 
-/// Writes a position, and reads the EventIdx after that (D1).
-fn announce(position: &AtomicU32, event: &AtomicU32, new: u32) -> u32 {
-    position.store(new.to_le(), Ordering::Relaxed);
-    // Pairs with the controller's barrier between its write of the EventIdx and its last read of the position.
-    fence(Ordering::SeqCst);
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier without operands. A fence orders memory among processors only; a device needs the outer domain.
-    unsafe {
-        std::arch::asm!("dmb osh", options(nostack, preserves_flags))
-    };
-    u32::from_le(event.load(Ordering::Relaxed))
-}
-
 /// Whether the controller wants to be woken (D2).
 fn is_wanted(event: u32, Move { old, new, depth, .. }: Move) -> bool {
     let distance = |to: u16| if to >= old { to - old } else { depth - old + to };
@@ -111,141 +99,4 @@ fn is_wanted(event: u32, Move { old, new, depth, .. }: Move) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    /// All positions in all small rings, against a walk from the old position to the new one.
-    #[test]
-    fn the_register_is_written_exactly_if_the_event_index_is_moved_past() {
-        for depth in 2..12 {
-            for (old, steps, event) in (0..depth)
-                .flat_map(|old| (0..depth).flat_map(move |steps| (0..depth).map(move |event| (old, steps, event))))
-            {
-                let new = (old + steps) % depth;
-                let is_passed = (0..steps).any(|step| (old + step) % depth == event);
-                let moved = Move { register: 2, old, new, depth };
-                assert_eq!(is_wanted(event.into(), moved), is_passed, "{old} to {new} of {depth}, event {event}");
-            }
-            let moved = Move { register: 2, old: 0, new: 1, depth };
-            assert!(is_wanted(depth.into(), moved) && is_wanted(u32::MAX, moved), "no such position");
-        }
-    }
-
-    /// Where the driver and the controller are, and what both see. Each step is one access to memory.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-    struct World {
-        /// The driver: submissions left, its position, and its next step.
-        left: u8,
-        position: u16,
-        driver: Driver,
-        /// The controller: what it has fetched up to, and its next step.
-        fetched: u16,
-        controller: Controller,
-        /// The words in memory.
-        shadow: u16,
-        event: u16,
-        /// The controller was woken.
-        is_woken: bool,
-    }
-
-    #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-    enum Driver {
-        Idle,
-        /// The shadow is written; the EventIdx is read next.
-        Announced {
-            old: u16,
-        },
-        /// It has to write to the register.
-        Wakes,
-    }
-
-    #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-    enum Controller {
-        Asleep,
-        /// It writes the EventIdx next.
-        Looks,
-        /// It reads the shadow next.
-        Reads,
-    }
-
-    const DEPTH: u16 = 3;
-
-    impl World {
-        /// What the driver may do next. `is_early`: it reads the EventIdx before it writes the shadow.
-        fn by_driver(mut self, is_early: bool) -> Vec<Self> {
-            match self.driver {
-                Driver::Idle if self.left == 0 => return Vec::new(),
-                // The ring is full.
-                Driver::Idle if (self.position + 1) % DEPTH == self.fetched => return Vec::new(),
-                Driver::Idle => {
-                    let old = self.position;
-                    (self.left, self.position) = (self.left - 1, (old + 1) % DEPTH);
-                    if !is_early {
-                        self.shadow = self.position;
-                    }
-                    self.driver = if is_early { self.decided(old) } else { Driver::Announced { old } };
-                    if is_early && self.driver == Driver::Idle {
-                        self.driver = Driver::Announced { old: self.position };
-                    }
-                }
-                Driver::Announced { old } => {
-                    self.driver = if is_early { Driver::Idle } else { self.decided(old) };
-                    self.shadow = self.position;
-                }
-                Driver::Wakes => {
-                    (self.shadow, self.is_woken, self.driver) = (self.position, true, Driver::Idle);
-                }
-            }
-            vec![self]
-        }
-
-        fn decided(&self, old: u16) -> Driver {
-            let moved = Move { register: 2, old, new: self.position, depth: DEPTH };
-            if is_wanted(self.event.into(), moved) { Driver::Wakes } else { Driver::Idle }
-        }
-
-        fn by_controller(mut self) -> Vec<Self> {
-            match self.controller {
-                Controller::Asleep if !self.is_woken => return Vec::new(),
-                Controller::Asleep => (self.is_woken, self.controller) = (false, Controller::Reads),
-                Controller::Looks => (self.event, self.controller) = (self.fetched, Controller::Reads),
-                Controller::Reads if self.shadow == self.fetched && self.event == self.fetched => {
-                    self.controller = Controller::Asleep;
-                }
-                Controller::Reads => (self.fetched, self.controller) = (self.shadow, Controller::Looks),
-            }
-            vec![self]
-        }
-    }
-
-    /// Looks at every order of the accesses of both sides. Says whether one ends with a command that nobody fetches.
-    fn loses_a_command(is_early: bool) -> bool {
-        let begin = World {
-            left: 7,
-            position: 0,
-            driver: Driver::Idle,
-            fetched: 0,
-            controller: Controller::Asleep,
-            shadow: 0,
-            event: 0,
-            is_woken: false,
-        };
-        let (mut seen, mut next, mut is_lost) = (HashSet::from([begin]), vec![begin], false);
-        while let Some(world) = next.pop() {
-            let after: Vec<_> = world.by_driver(is_early).into_iter().chain(world.by_controller()).collect();
-            is_lost |= after.is_empty() && (world.left > 0 || world.fetched != world.position);
-            next.extend(after.into_iter().filter(|world| seen.insert(*world)));
-        }
-        assert!(seen.len() > 100, "{} states", seen.len());
-        is_lost
-    }
-
-    /// D1. A driver that reads the EventIdx first loses commands: the model sees that.
-    #[test]
-    fn no_order_of_accesses_loses_a_command() {
-        assert!(!loses_a_command(false));
-        assert!(loses_a_command(true));
-    }
-}
+mod tests;

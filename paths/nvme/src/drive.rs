@@ -25,7 +25,7 @@ use pagemill::Page;
 
 use crate::Error;
 use crate::bus::Bus;
-use crate::controller::{Controller, Health};
+use crate::controller::{Condition, Controller};
 use crate::dma::{Dma, Mapped};
 use crate::doorbells::Doorbells;
 use crate::fake::Fake;
@@ -596,7 +596,7 @@ impl Core {
 
     /// Nothing came back while it is shut down.
     fn idle(&self) -> Result<(), Error> {
-        self.look_at_health()?;
+        self.look_at_condition()?;
         std::thread::yield_now();
         Ok(())
     }
@@ -613,7 +613,7 @@ impl Core {
     }
 
     /// Resets the controller if it has failed, or if somebody else has reset it.
-    pub(crate) fn look_at_health(&self) -> Result<(), Error> {
+    pub(crate) fn look_at_condition(&self) -> Result<(), Error> {
         let mut control = match self.control.try_lock() {
             Ok(control) => control,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -624,9 +624,9 @@ impl Core {
             return Ok(()); // It was stopped, for good.
         }
         let mut wakers = Vec::new();
-        let looked = match control.controller.health() {
-            Ok(Health::Well) => Ok(()),
-            Ok(health) => self.restart(&mut control, health.said(), Some(&mut wakers)),
+        let looked = match control.controller.condition() {
+            Ok(Condition::Well) => Ok(()),
+            Ok(condition) => self.restart(&mut control, condition.said(), Some(&mut wakers)),
             Err(error) => Err(error),
         };
         drop(control);

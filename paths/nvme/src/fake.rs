@@ -1,6 +1,6 @@
-//! A controller in memory, for tests: of this crate, and of programs. It reads queues, lists and data at the addresses that the driver gives it, by the
-//! specification and without the driver's code. It records what a real controller would refuse, and can be made to
-//! misbehave.
+//! A controller in memory, for tests: of this crate, and of programs. It reads queues, lists and data at the addresses
+//! that the driver gives it, by the specification and without the driver's code. It records what a real controller
+//! would refuse, and can be made to misbehave.
 use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;

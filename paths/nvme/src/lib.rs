@@ -12,8 +12,7 @@
 //!    in memory (`memory`).
 //! 4. `queue` takes them from one thread, and `future` awaits them. A `lane` makes lists of their pages (`prp`) and
 //!    puts a command (`spec`) into its `pair` of queues (`order` knows the oldest command, `doorbells` tell the
-//!    controller). It returns finished
-//!    requests with their `status`.
+//!    controller, in the order that `barriers` keep). It returns finished requests with their `status`.
 //! 5. `drive` has all lanes: it aborts commands that take too long, and resets a controller that does not answer.
 //! 6. `controller` starts, queries and stops the controller. Memory that the controller knows is not freed while it
 //!    could still write there.
@@ -21,6 +20,7 @@
 //! A controller is not trusted: its descriptions (`identify`) and its completions are checked, and the IOMMU stops
 //! writes to other memory. Not supported: metadata and protection of blocks, controllers whose smallest pages are
 //! larger than 4 KiB, zoned and key-value namespaces, namespace management, fabrics.
+mod barriers;
 mod bench;
 mod bind;
 mod bus;
@@ -47,6 +47,9 @@ mod spec;
 mod status;
 mod transfer;
 mod vfio;
+
+/// The atomics of `barriers`, which a model replaces.
+use std::sync::atomic as sync;
 
 pub use dma::Dma;
 pub use drive::{Counts, Drive, Settings};

@@ -174,7 +174,8 @@ impl Memory {
             }
         };
         const { assert!(PER_LIST * size_of::<u64>() == PAGE) };
-        // SAFETY: the rooms are as many as `lists_for` says and of its kind: blocks of the pools, of that size, which nobody else has.
+        // SAFETY: the rooms are as many as `lists_for` says and of its kind: blocks of the pools, of that size, which
+        // nobody else has.
         let prp = unsafe { prp::write(&buffer.addrs, &rooms) };
         Ok((prp, held))
     }

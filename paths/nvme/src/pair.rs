@@ -6,9 +6,10 @@
 //! - I1 A command's identifier is the number of a slot. A slot is taken from `push` until `pop` returns its completion.
 //!   A kept slot (`keep`) is not reused until `release`, because an Abort under way names it.
 //! - I2 A completion names this queue and a slot that is taken. Any other is `Error::Broken`, and changes nothing.
-//! - I3 There is one slot fewer than entries, and every command that the controller has not fetched holds a slot. A free slot
-//!   therefore implies a free entry, with one more that stays empty (section 4.1.2). The head of the submission queue, a field of
-//!   each completion, is not needed for that: some controllers report heads that go backwards. Wrong heads are reported, no more.
+//! - I3 There is one slot fewer than entries, and every command that the controller has not fetched holds a slot. A free
+//!   slot therefore implies a free entry, with one more that stays empty (section 4.1.2). The head of the submission
+//!   queue, a field of each completion, is not needed for that: some controllers report heads that go backwards. Wrong
+//!   heads are reported, no more.
 //! - I4 `order` has the slots that are taken, in the order in which they were pushed or kept.
 //!
 //! The controller uses the memory of both until it is stopped, so the owner of a queue stops the controller before
@@ -16,7 +17,8 @@
 use std::mem;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use crate::bus::{Bus, after_phase};
+use crate::barriers::after_phase;
+use crate::bus::Bus;
 use crate::doorbells::{Doorbells, Move};
 use crate::memory::{Memory, Shared};
 use crate::order::Order;

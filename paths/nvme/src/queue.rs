@@ -234,7 +234,7 @@ impl Queue {
         let now = core.now();
         if now >= self.next_look.get() {
             self.next_look.set(now + NAP);
-            core.look_at_health()?;
+            core.look_at_condition()?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::alone::AloneArgs;
-use super::hold::HeaderFile;
+use super::hold::{HeaderFile, is_device};
 use super::target::Target;
 use super::{Said, faults, json_line, shown};
 use crate::backup::{Backup, MOST};
@@ -113,8 +113,8 @@ pub(super) fn restore(args: &RestoreArgs) -> Result<Said, Error> {
 }
 
 fn read(path: &Path) -> Result<Backup, Error> {
-    // It refuses what is neither a file nor a device.
-    HeaderFile::open(path, false)?;
+    // Refuses what is neither a file nor a device.
+    is_device(path)?;
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MOST).read_to_end(&mut bytes));
     read.map_err(|error| Error::io(shown(path), error))?;

@@ -2,7 +2,7 @@
 //!
 //! - The *metadata lock* is `cryptsetup`'s: `flock` on an image file, and for a block device on
 //!   `/run/cryptsetup/L_major:minor`; shared while a header or key material is read, exclusive while they are written.
-//!   A program that finds it taken waits, as `cryptsetup` does. So it is never held while a user is asked for a
+//!   A program that finds it taken waits, as `cryptsetup` does, and says so. So it is never held while a user is asked for a
 //!   passphrase or a key is derived (I2); only `format`, which overwrites the header, holds it from end to end.
 //! - The *claim* is held as long as the data is used (`format`, `serve`, `mount`). A block device is opened with
 //!   `O_EXCL`, which the kernel refuses if the device is mounted or claimed. A file is locked by its open file
@@ -19,9 +19,11 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::time::Duration;
 
 use rustix::fs::{major, minor};
+use tracing::warn;
 
 use super::{folder, shown};
 use crate::serve::{Behind, Far, FarOptions, is_uri};
@@ -58,7 +60,7 @@ impl HeaderFile {
         if let Some(far) = far(path, RECONNECT, may_write)? {
             return Ok(Self { file: far.into(), path: path.to_owned() });
         }
-        has_blocks(path)?;
+        is_device(path)?;
         let file =
             File::options().read(true).write(may_write).open(path).map_err(|error| Error::io(shown(path), error))?;
         Ok(Self { file: file.into(), path: path.to_owned() })
@@ -78,7 +80,7 @@ impl HeaderFile {
     /// Claims the image, as [`open_claimed`] does.
     pub(super) fn claim(&self, may_write: bool) -> Result<Claim, Error> {
         let Behind::File(file) = &self.file else { return Ok(Claim::default()) };
-        if !has_blocks(&self.path)? {
+        if !is_device(&self.path)? {
             return Claim::of_file(file, &self.path, may_write);
         }
         let (device, mut claim) = open_claimed(&self.path, may_write)?;
@@ -107,7 +109,7 @@ impl Store for HeaderFile {
 
     fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
         let _lock = match &self.file {
-            Behind::File(file) => Some(MetadataLock::wait(file, false)?),
+            Behind::File(file) => Some(MetadataLock::wait(file, &self.path, false)?),
             Behind::Far(_) => None,
         };
         self.file.read_at(buf, at)
@@ -156,11 +158,17 @@ pub(super) struct MetadataLock {
 impl MetadataLock {
     /// Locks the image `file`, shared unless `may_write` is set, once no other program has the lock.
     pub(super) fn take(file: &File, path: &Path, may_write: bool) -> Result<Self, Error> {
-        Self::wait(file, may_write).map_err(|error| Error::io(format!("locking {}", shown(path)), error))
+        Self::wait(file, path, may_write).map_err(|error| Error::io(format!("locking {}", shown(path)), error))
     }
 
-    fn wait(file: &File, may_write: bool) -> io::Result<Self> {
-        let flock = |file: &File| if may_write { file.lock() } else { file.lock_shared() };
+    fn wait(file: &File, path: &Path, may_write: bool) -> io::Result<Self> {
+        let flock = |file: &File| {
+            match if may_write { file.try_lock() } else { file.try_lock_shared() } {
+                Err(TryLockError::WouldBlock) => say_locked(path),
+                tried => return Ok(tried?),
+            }
+            if may_write { file.lock() } else { file.lock_shared() }
+        };
         let there = file.metadata()?;
         let name = PathBuf::from(format!("{LOCKS}/L_{}:{}", major(there.rdev()), minor(there.rdev())));
         // Without permission for that file, the device's node is locked.
@@ -192,6 +200,20 @@ impl Drop for MetadataLock {
         // The image stays open, so it has to be unlocked.
         let _ = self.file.unlock();
     }
+}
+
+/// Says what is waited for, once: in a server's log, or on standard error.
+fn say_locked(path: &Path) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let what = format!("{}: another program has its header locked: waiting for it", shown(path));
+        if tracing::dispatcher::has_been_set() {
+            warn!(name: "locked", "{what}");
+        } else {
+            // If nobody reads standard error, the command goes on.
+            let _ = writeln!(io::stderr(), "pagemill crypt: {what}");
+        }
+    });
 }
 
 /// Opens a lock's file. `None` for a user who may not lock there; other errors do not mean that nobody has the lock.
@@ -325,7 +347,7 @@ impl Claim {
 
 /// Opens an existing image for its data, and claims it; shared if it is a file that is only read.
 pub(super) fn open_claimed(path: &Path, may_write: bool) -> Result<(File, Claim), Error> {
-    let is_device = has_blocks(path)?;
+    let is_device = is_device(path)?;
     let file = open(path, may_write, is_device)?;
     let there = file.metadata().map_err(|error| Error::io(shown(path), error))?;
     let claim = match is_device {
@@ -390,7 +412,7 @@ fn behind(device: u64) -> Option<PathBuf> {
 /// Claims the file behind a loop device; `None` if it can't be reached, so that others can't name it either.
 fn claimed_behind(behind: &Path, device: &Path, may_write: bool) -> Result<Option<LockedFile>, Error> {
     let named = |path: String| format!("{path} (behind {})", shown(device));
-    let file = has_blocks(behind).and_then(|is_device| open(behind, may_write, is_device));
+    let file = is_device(behind).and_then(|is_device| open(behind, may_write, is_device));
     match file.and_then(|file| LockedFile::new(&file, behind, may_write)) {
         Ok(file) => Ok(Some(file)),
         Err(Error::Busy(path)) => Err(Error::Busy(named(path))),
@@ -426,7 +448,7 @@ fn loops_over(file: &File, claimed: Option<u64>, may_write: bool) -> Result<Vec<
 
 /// Whether an image is a block device; an error if it is neither a block device nor a file. Checked before it is
 /// opened, since opening a pipe would wait for its other end.
-fn has_blocks(path: &Path) -> Result<bool, Error> {
+pub(super) fn is_device(path: &Path) -> Result<bool, Error> {
     let kind = path.metadata().map_err(|error| Error::io(shown(path), error))?.file_type();
     if kind.is_file() || kind.is_block_device() {
         return Ok(kind.is_block_device());

@@ -67,6 +67,19 @@ pub(super) struct TestArgs {
     slot: Option<u32>,
 }
 
+/// A passphrase that opens the volume, and a new one.
+#[derive(Args, Debug)]
+struct NewKeyArgs {
+    #[command(flatten)]
+    header: HeaderArgs,
+
+    #[command(flatten)]
+    new: NewSecretArgs,
+
+    #[command(flatten)]
+    kdf: KdfArgs,
+}
+
 /// Let another passphrase open the volume
 ///
 /// Asks for one that opens it already, and for the new one.
@@ -74,17 +87,11 @@ pub(super) struct TestArgs {
 #[command(verbatim_doc_comment)]
 pub(super) struct AddArgs {
     #[command(flatten)]
-    header: HeaderArgs,
-
-    #[command(flatten)]
-    new: NewSecretArgs,
+    key: NewKeyArgs,
 
     /// Use this keyslot [default: the first that is free]
     #[arg(long, value_name = "N")]
     slot: Option<u32>,
-
-    #[command(flatten)]
-    kdf: KdfArgs,
 }
 
 /// Replace a passphrase: the old one opens the volume no more
@@ -96,17 +103,11 @@ pub(super) struct AddArgs {
 #[command(verbatim_doc_comment)]
 pub(super) struct ChangeArgs {
     #[command(flatten)]
-    header: HeaderArgs,
-
-    #[command(flatten)]
-    new: NewSecretArgs,
+    key: NewKeyArgs,
 
     /// Change this keyslot [default: the one that the passphrase opens]
     #[arg(long, value_name = "N")]
     slot: Option<u32>,
-
-    #[command(flatten)]
-    kdf: KdfArgs,
 }
 
 /// Wipe a keyslot: its passphrase opens the volume no more
@@ -135,11 +136,11 @@ pub(super) fn test(args: &TestArgs) -> Result<Said, Error> {
 }
 
 pub(super) fn add(args: &AddArgs) -> Result<Said, Error> {
-    try_add(args).map_err(|error| error.in_file(args.header.file()))
+    try_add(args).map_err(|error| error.in_file(args.key.header.file()))
 }
 
 pub(super) fn change_key(args: &ChangeArgs) -> Result<Said, Error> {
-    try_change(args).map_err(|error| error.in_file(args.header.file()))
+    try_change(args).map_err(|error| error.in_file(args.key.header.file()))
 }
 
 pub(super) fn remove(args: &RemoveArgs) -> Result<Said, Error> {
@@ -181,17 +182,17 @@ fn change<P, T>(
 }
 
 fn try_add(args: &AddArgs) -> Result<Said, Error> {
-    let (number, warnings) = with_new(&args.header, &args.new, &args.kdf, None, |luks, store, made| {
-        luks.add_slot(store, &made.key, &made.slot, args.slot)
-    })?;
-    Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}"), warnings))
+    let (number, warnings) =
+        with_new(&args.key, None, |luks, store, made| luks.add_slot(store, &made.key, &made.slot, args.slot))?;
+    Ok(args.key.header.said(number, &format!("the new passphrase is in keyslot {number}"), warnings))
 }
 
 fn try_change(args: &ChangeArgs) -> Result<Said, Error> {
-    let (number, warnings) = with_new(&args.header, &args.new, &args.kdf, args.slot, |luks, store, made| {
+    let (number, warnings) = with_new(&args.key, args.slot, |luks, store, made| {
         luks.change_slot(store, &made.key, &made.slot, made.opened)
     })?;
-    Ok(args.header.said(number, &format!("the new passphrase is in keyslot {number}, the old one is wiped"), warnings))
+    let what = format!("the new passphrase is in keyslot {number}, the old one is wiped");
+    Ok(args.key.header.said(number, &what, warnings))
 }
 
 /// What it takes to write a keyslot for a new passphrase.
@@ -205,12 +206,11 @@ struct Made {
 /// Asks for a passphrase that opens the volume, by keyslot `only` if it is given, and for the new one. Then makes a
 /// keyslot for that, and lets `write` put it into the header. Returns its number, and warnings.
 fn with_new(
-    header: &HeaderArgs,
-    new: &NewSecretArgs,
-    kdf: &KdfArgs,
+    args: &NewKeyArgs,
     only: Option<u32>,
     write: impl FnMut(&mut Luks, &dyn Store, &Made) -> Result<u32, Error>,
 ) -> Result<(u32, Vec<String>), Error> {
+    let NewKeyArgs { header, new, kdf } = args;
     let HeaderArgs { image, secret, limits, .. } = header;
     let (file, luks) = header.open(true)?;
     let choice = kdf.choice(luks.default_kdf())?;

@@ -1,13 +1,11 @@
 //! `pagemill crypt resize`.
 use std::fs::File;
-use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
 
 use clap::Args;
 use pagemill_command::size;
 
 use super::alone::AloneArgs;
-use super::hold::{HeaderFile, open_claimed, refuse_one_file, uri};
+use super::hold::{HeaderFile, is_device, open_claimed, refuse_one_file, uri};
 use super::{Said, shown};
 use crate::{Error, Luks, Store};
 
@@ -41,12 +39,12 @@ fn resize(args: &ResizeArgs) -> Result<Said, Error> {
     }
     volume.header.as_deref().map_or(Ok(()), |header| refuse_one_file(image, header))?;
     let header = HeaderFile::open(volume.file(), true)?;
-    let (data, is_device) = open(image)?;
-    if is_device && size.is_some() {
+    if is_device(image)? && size.is_some() {
         let why = format!("{} is a device: resize it by its own tools, then say resize without --size", shown(image));
         return Err(Error::Request(why));
     }
     let of_data = |error| Error::io(shown(image), error);
+    let data = File::options().read(true).write(true).open(image).map_err(of_data)?;
     let has = data.size().map_err(of_data)?;
     let len = size.unwrap_or(has);
     let luks = header.read()?;
@@ -97,13 +95,4 @@ fn resize(args: &ResizeArgs) -> Result<Said, Error> {
     }
     let out = volume.said(&what, serde_json::json!({ "data_bytes": after.len }));
     Ok(Said { out, warnings: Vec::new() })
-}
-
-/// The image's file, and whether it is a device.
-fn open(image: &Path) -> Result<(File, bool), Error> {
-    // It refuses what is neither.
-    HeaderFile::open(image, true)?;
-    let opened = File::options().read(true).write(true).open(image);
-    let opened = opened.and_then(|file| Ok((file.metadata()?.file_type().is_block_device(), file)));
-    opened.map(|(is_device, file)| (file, is_device)).map_err(|error| Error::io(shown(image), error))
 }

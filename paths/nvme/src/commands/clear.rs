@@ -1,8 +1,7 @@
 //! `pagemill nvme zero` and `discard`: blocks without data of their own.
 use clap::{ArgGroup, Args};
-use pagemill_command::size;
 
-use super::move_blocks::whole;
+use super::move_blocks::BlocksArgs;
 use super::open::DriveArgs;
 use super::signals::Stop;
 use crate::Error;
@@ -17,31 +16,23 @@ pub(super) struct ClearArgs {
     #[command(flatten)]
     drive: DriveArgs,
 
-    /// The first block
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    lba: u64,
-
-    /// How many blocks
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    blocks: Option<u64>,
-
-    /// How many bytes, or with K, M, G or T
-    #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "blocks")]
-    bytes: Option<u64>,
+    #[command(flatten)]
+    blocks: BlocksArgs,
 }
 
 pub(super) fn run(args: &ClearArgs, op: Op, notice: &mut dyn FnMut(&str)) -> Result<String, Error> {
     let stop = Stop::watch()?;
     let (drive, queue) = args.drive.open()?;
     let block = u64::from(drive.namespace().block_size);
-    let blocks = args.blocks.map_or_else(|| whole(args.bytes.unwrap_or(0), block, "--bytes"), Ok)?;
-    let range = BlockRange { lba: args.lba, blocks };
+    // One of the two is given.
+    let blocks = args.blocks.count(block)?.unwrap_or(0);
+    let range = BlockRange { lba: args.blocks.lba, blocks };
     let cleared = clear(&drive, &queue, op, range, &mut args.drive.checking(&drive, &stop, notice));
     drive.said().iter().for_each(|said| notice(said));
     cleared?;
     let counts = drive.shut_down()?;
     let verb = if op == Op::WriteZeroes { "wrote zeros to" } else { "deallocated" };
-    let (address, lba) = (args.drive.address, args.lba);
+    let (address, lba) = (args.drive.address, range.lba);
     Ok(format!("{address}: {verb} {blocks} blocks from block {lba} on, {} commands\n", counts.commands))
 }
 

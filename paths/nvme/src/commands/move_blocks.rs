@@ -13,12 +13,12 @@ use crate::drive::Drive;
 use crate::request::{BlockRange, Op};
 use crate::transfer::{Moved, Place, Transfer};
 
-/// The blocks, and the sizes of requests.
+/// Which blocks.
 #[derive(Args, Debug)]
-struct RangeArgs {
+pub(super) struct BlocksArgs {
     /// The first block
     #[arg(long, value_name = "N", default_value_t = 0)]
-    lba: u64,
+    pub(super) lba: u64,
 
     /// How many blocks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -27,6 +27,24 @@ struct RangeArgs {
     /// How many bytes, or with K, M, G or T
     #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "blocks")]
     bytes: Option<u64>,
+}
+
+impl BlocksArgs {
+    /// The number of blocks, of `block` bytes each; `None` for all.
+    pub(super) fn count(&self, block: u64) -> Result<Option<u64>, Error> {
+        match (self.blocks, self.bytes) {
+            (Some(blocks), _) => Ok(Some(blocks)),
+            (None, Some(bytes)) => whole(bytes, block, "--bytes").map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// The blocks, and the sizes of requests.
+#[derive(Args, Debug)]
+struct RangeArgs {
+    #[command(flatten)]
+    blocks: BlocksArgs,
 
     /// Bytes of the largest command [default: the most]
     #[arg(long, value_name = "BYTES", value_parser = size)]
@@ -78,15 +96,6 @@ pub(super) struct WriteArgs {
 }
 
 impl RangeArgs {
-    /// The number of blocks; `None` for all.
-    fn count(&self, block: u64) -> Result<Option<u64>, Error> {
-        match (self.blocks, self.bytes) {
-            (Some(blocks), _) => Ok(Some(blocks)),
-            (None, Some(bytes)) => whole(bytes, block, "--bytes").map(Some),
-            (None, None) => Ok(None),
-        }
-    }
-
     fn piece(&self, drive: &Drive) -> Result<usize, Error> {
         let (block, most) = (u64::from(drive.namespace().block_size), drive.max_transfer());
         let Some(bytes) = self.transfer else { return Ok(most) };
@@ -107,7 +116,8 @@ impl RangeArgs {
     }
 }
 
-pub(super) fn whole(bytes: u64, block: u64, what: &str) -> Result<u64, Error> {
+/// Bytes as a number of blocks. If they are not whole blocks, the error names the option or file `what`.
+fn whole(bytes: u64, block: u64, what: &str) -> Result<u64, Error> {
     if bytes == 0 || !bytes.is_multiple_of(block) {
         return Err(Error::Request(format!("{what} {bytes}: the drive has blocks of {block} bytes")));
     }
@@ -126,7 +136,7 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         return Err(is_there());
     }
     let (drive, queue) = args.drive.open()?;
-    let blocks = args.range.count(drive.namespace().block_size.into())?.unwrap_or(0);
+    let blocks = args.range.blocks.count(drive.namespace().block_size.into())?.unwrap_or(0);
     let piece = args.range.piece(&drive)?;
     let mut old = None;
     let place = if is_pipe {
@@ -144,7 +154,7 @@ pub(super) fn read(args: &ReadArgs, notice: &mut dyn FnMut(&str)) -> Result<Stri
         }
         Place::File(file)
     };
-    let range = BlockRange { lba: args.range.lba, blocks };
+    let range = BlockRange { lba: args.range.blocks.lba, blocks };
     let transfer = Transfer { op: Op::Read, range, piece, seed, place, is_to_end: false, name: &name };
     let moved = transfer.run(&drive, &queue, &mut args.drive.checking(&drive, &stop, notice));
     if moved.is_err() && !is_pipe && !args.force {
@@ -169,10 +179,10 @@ pub(super) fn write(args: &WriteArgs, notice: &mut dyn FnMut(&str)) -> Result<St
         if is_pipe { None } else { Some(File::open(&args.from).map_err(|error| Error::io(name.clone(), error))?) };
     let (drive, queue) = args.drive.open()?;
     let (block, there) = (u64::from(drive.namespace().block_size), drive.namespace().blocks);
-    let wanted = args.range.count(block)?;
+    let wanted = args.range.blocks.count(block)?;
     let (place, blocks) = match file {
         None => {
-            let left = there.saturating_sub(args.range.lba);
+            let left = there.saturating_sub(args.range.blocks.lba);
             (Place::Reader(Box::new(Pipe(io::stdin().lock(), stop.clone()))), wanted.unwrap_or(left))
         }
         Some(file) => {
@@ -184,7 +194,7 @@ pub(super) fn write(args: &WriteArgs, notice: &mut dyn FnMut(&str)) -> Result<St
             (Place::File(file), blocks)
         }
     };
-    let range = BlockRange { lba: args.range.lba, blocks };
+    let range = BlockRange { lba: args.range.blocks.lba, blocks };
     let piece = args.range.piece(&drive)?;
     let transfer = Transfer { op: Op::Write, range, piece, seed, place, is_to_end: wanted.is_none(), name: &name };
     let moved = transfer.run(&drive, &queue, &mut args.drive.checking(&drive, &stop, notice));

@@ -14,10 +14,14 @@ fn connected(now: Instant) -> (UnixStream, Connection) {
     (client, Connection::new(0, Socket::unix(server).unwrap(), config(), now).unwrap())
 }
 
+/// A step of a worker without a cache, whose connection is the first in line for pages.
+fn context<'a>(path: &'a DataPath, engine: &'a mut Engine, now: Instant) -> Context<'a> {
+    Context { path, cache: None, tls: None, elsewhere: 0, engine, now, may_take: true, may_discard: true }
+}
+
 /// Gives it turns while it is ready, or its socket has something, as a worker does.
 fn turns(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now: Instant) -> usize {
-    let mut context =
-        Context { path, cache: None, tls: None, elsewhere: 0, engine, now, may_take: true, may_discard: true };
+    let mut context = context(path, engine, now);
     let mut turns = 0;
     while turns == 0 || connection.is_ready() || (connection.wants_input() && has_input(connection.socket())) {
         connection.turn(&mut context);
@@ -109,9 +113,7 @@ fn finish(connection: &mut Connection, path: &DataPath, engine: &mut Engine, now
     while !done() {
         let ops = if let Engine::Held(ops) = engine { std::mem::take(ops) } else { Vec::new() };
         for op in ops {
-            let mut context =
-                Context { path, cache: None, tls: None, elsewhere: 0, engine, now, may_take: true, may_discard: true };
-            connection.complete(plain_step(path, op), &mut context);
+            connection.complete(plain_step(path, op), &mut context(path, engine, now));
         }
         turns(connection, path, engine, now);
         std::thread::yield_now();
@@ -294,17 +296,7 @@ fn a_connection_takes_pages_only_when_it_is_first_in_line() {
     (&client).write_all(&[negotiation(), request(WRITE, 512), vec![9; 512]].concat()).unwrap();
     let mut engine = Engine::Plain;
     for (may_take, is_stalled) in [(false, true), (false, true), (true, false)] {
-        let mut context = Context {
-            path: &path,
-            cache: None,
-            tls: None,
-            elsewhere: 0,
-            engine: &mut engine,
-            now,
-            may_take,
-            may_discard: true,
-        };
-        connection.turn(&mut context);
+        connection.turn(&mut Context { may_take, ..context(&path, &mut engine, now) });
         assert_eq!(connection.is_stalled(), is_stalled);
     }
     let mut answers = vec![0; NEGOTIATED + 16];
@@ -349,17 +341,7 @@ fn a_vanished_clients_bytes_are_in_no_free_page() {
         connection.die(&path);
         let ops = if let Engine::Held(ops) = &mut engine { std::mem::take(ops) } else { Vec::new() };
         for op in ops {
-            let mut context = Context {
-                path: &path,
-                cache: None,
-                tls: None,
-                elsewhere: 0,
-                engine: &mut engine,
-                now,
-                may_take: true,
-                may_discard: true,
-            };
-            connection.complete(plain_step(&path, op), &mut context);
+            connection.complete(plain_step(&path, op), &mut context(&path, &mut engine, now));
         }
         drop(connection);
         assert_eq!(path.memory.pool().stats().out, 0);
