@@ -81,7 +81,13 @@ pub(super) fn backup(args: &BackupArgs) -> Result<Said, Error> {
 
 pub(super) fn restore(args: &RestoreArgs) -> Result<Said, Error> {
     let (image, is_detached) = (&args.volume.image, args.volume.header.is_some());
-    let backup = read(&args.file).map_err(|error| error.in_file(&args.file))?;
+    let backup = read(&args.file).map_err(|error| match error {
+        Error::NoHeader { .. } => Error::Request(format!(
+            "{}: no LUKS header is there: name a file that header-backup or cryptsetup luksHeaderBackup has made",
+            shown(&args.file)
+        )),
+        error => error.in_file(&args.file),
+    })?;
     let header = backup.header();
     let (file, data, _claim) = args.volume.open()?;
     let data_len = data.size().map_err(|error| Error::io(shown(image), error))?;

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{major, minor};
 
-use super::{folder, shown};
+use super::{folder, refuse_uri, shown};
 use crate::{Error, Luks, Store};
 
 /// Where `cryptsetup` locks devices' metadata.
@@ -393,6 +393,7 @@ fn loops_over(file: &File, claimed: Option<u64>, may_write: bool) -> Result<Vec<
 /// Whether an image is a block device; an error if it is neither a block device nor a file. Checked before it is
 /// opened, since opening a pipe would wait for its other end.
 fn has_blocks(path: &Path) -> Result<bool, Error> {
+    refuse_uri(path)?;
     let kind = path.metadata().map_err(|error| Error::io(shown(path), error))?.file_type();
     if kind.is_file() || kind.is_block_device() {
         return Ok(kind.is_block_device());

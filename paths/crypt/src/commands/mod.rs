@@ -31,7 +31,7 @@ use clap::{Args, Subcommand};
 
 use crate::kdf::{KdfChoice, KdfKind, Limits};
 use crate::secret::lock_failure;
-use crate::serve::Disk;
+use crate::serve::{Disk, is_uri};
 use crate::{Error, Hash, Luks};
 pub use hold::Claim;
 pub use open::{OpenArgs, Opened};
@@ -239,6 +239,17 @@ fn fitting_block(disk: &Disk, offset: u64) -> Result<usize, Error> {
          with smaller blocks"
     );
     Err(Error::Request(why))
+}
+
+/// Refuses the name of a far end, where only a file or a device will do.
+fn refuse_uri(path: &Path) -> Result<(), Error> {
+    match path.to_str() {
+        Some(text) if is_uri(text) => Err(Error::Request(format!(
+            "{text}: only serve and mount take an NBD server's export: name the file or the device that is behind it, or \
+             the file of its detached header"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// A file's folder.

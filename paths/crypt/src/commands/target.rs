@@ -18,7 +18,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::{emulate_default_handler, register, unregister};
 
 use super::hold::{Claim, MetadataLock, open_claimed};
-use super::{folder, need_folder, shown};
+use super::{folder, need_folder, refuse_uri, shown};
 use crate::{Error, Store};
 
 pub(super) struct Target<'a> {
@@ -42,6 +42,7 @@ enum State {
 
 impl<'a> Target<'a> {
     pub(super) fn open(path: &'a Path, size: Option<u64>) -> Result<Self, Error> {
+        refuse_uri(path)?;
         if let (false, Ok(link)) = (path.exists(), fs::read_link(path)) {
             let (path, link) = (shown(path), shown(&link));
             let why = format!(
