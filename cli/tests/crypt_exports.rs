@@ -71,7 +71,7 @@ fn the_log_names_the_export_whose_disk_fails() {
     let folder = folder();
     let mut far = far_end(&folder);
     let words = format!(
-        "crypt serve c --name a --key-file key --export b={},key-file=key --reconnect 0 --unix socket",
+        "crypt serve c --name a --key-file key --export b={},key-file=key --reconnect 0 --unix socket --log debug",
         far_uri(&folder)
     );
     let mut serving = Serving::start(&folder, &words);
@@ -89,7 +89,12 @@ fn the_log_names_the_export_whose_disk_fails() {
         let line = line(what);
         assert!(line.contains(level) && line.contains(" export=b"), "{line}");
     }
-    line("the export \"b\": the far end is away");
+    line("the export \"b\": the far end is away; start the server there");
+    // Also which volume a client has, and had.
+    let chosen = line("a client has chosen its export");
+    assert!(chosen.contains(" DEBUG ") && chosen.contains(" export=b"), "{chosen}");
+    let end = said.lines().find(|line| line.contains("client gone ") || line.contains("client cut off "));
+    assert!(end.is_some_and(|line| line.contains(" export=b ")), "{said}");
 }
 
 #[test]
@@ -100,7 +105,7 @@ fn exports_that_make_no_sense_are_refused() {
     };
     refused("volume --export =c", &["two exports have the name \"\"", "--name"]);
     refused("--export a=b,key-file=other --export a=c", &["two exports have the name \"a\""]);
-    refused("volume --export a=volume", &["volume: another program is using it"]);
+    refused("volume --export a=./volume", &["the exports \"\" and \"a\" are the same volume", "leave one out"]);
     refused("--export a=c --name b", &["for IMAGE"]);
     refused("volume --export a=missing", &["missing", "check the name"]);
     for words in ["", "--export b", "--export a=c,key=file"] {
@@ -109,5 +114,6 @@ fn exports_that_make_no_sense_are_refused() {
     }
     let wrong = pagemill(&folder, "crypt serve volume --key-file key --export a=b --unix socket");
     assert_eq!(wrong.code, Some(3), "{}", wrong.stderr);
+    assert!(wrong.stderr.contains("this volume can't be opened export=a\n"), "{}", wrong.stderr);
     assert!(!folder.path("socket").exists());
 }

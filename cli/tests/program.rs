@@ -29,6 +29,8 @@ fn help_shows_every_command_and_fits_80_columns() {
         "header-backup",
         "header-restore",
         "resize",
+        "serve",
+        "mount",
     ]
     .map(|it| format!("crypt {it}"));
     let nfs = ["nfs serve".to_owned()];

@@ -123,7 +123,7 @@ impl Error {
     #[must_use]
     pub fn next_step(&self) -> Option<&'static str> {
         if let Self::Io { source, .. } = self {
-            return after_io(source.kind());
+            return after_io(source);
         }
         Some(match self {
             Self::Io { .. } | Self::Request(_) | Self::Memory(_) => return None,
@@ -162,13 +162,22 @@ impl Error {
     }
 }
 
-fn after_io(kind: io::ErrorKind) -> Option<&'static str> {
-    match kind {
+fn after_io(error: &io::Error) -> Option<&'static str> {
+    if let Some(libc::EMFILE | libc::ENFILE) = error.raw_os_error() {
+        return Some("raise the limit: `ulimit -n` or LimitNOFILE=");
+    }
+    match error.kind() {
         io::ErrorKind::NotFound => Some("check the name"),
         io::ErrorKind::PermissionDenied => Some("ask its owner for the right, or name another"),
         io::ErrorKind::AddrInUse => Some("end who has it, or choose another address"),
+        io::ErrorKind::AddrNotAvailable => Some("choose an address of this machine (`ip address` shows them)"),
+        io::ErrorKind::ReadOnlyFilesystem => Some("mount it with the right to write, or name another place"),
+        io::ErrorKind::IsADirectory => Some("name a file"),
+        io::ErrorKind::FileTooLarge => Some("choose a smaller size, or a file system that has files of this one"),
         io::ErrorKind::StorageFull => Some("make room, or choose another place"),
-        io::ErrorKind::ConnectionRefused => Some("start the server there, or check the address and the port"),
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotConnected => {
+            Some("start the server there, or check the address and the port")
+        }
         io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
             Some("check the address, and whether a firewall or a server that hangs is in between")
         }

@@ -205,6 +205,23 @@ fn invalid_socket_names_are_refused_with_advice() {
 }
 
 #[test]
+fn a_file_that_is_no_backup_is_not_told_to_be_formatted() {
+    let bench = volume("20M", CHEAP);
+    let text = refused(&bench, "header-restore @a @pw --force");
+    assert_has(&text, &["pw: no LUKS header is there", "header-backup", "luksHeaderBackup"]);
+    assert!(!text.contains("crypt format"), "{text}");
+}
+
+#[test]
+fn a_descriptor_that_is_not_open_and_a_reserve_that_is_too_large_have_a_next_step() {
+    let bench = volume("20M", CHEAP);
+    let text = refused(&bench, "test-passphrase @a --passphrase-fd 1000");
+    assert_has(&text, &["descriptor 1000: it is not open", "3<FILE"]);
+    let text = refused(&bench, "mount @a @plain --key-file @pw --memory 1");
+    assert_has(&text, &["1024 pages does not fit into 1 MiB", "--memory", "--reserve"]);
+}
+
+#[test]
 fn a_dangling_link_is_not_formatted_and_its_target_is_named() {
     let bench = Bench::with(&[]).unwrap();
     symlink("nowhere", bench.path("link")).unwrap();

@@ -364,8 +364,8 @@ fn a_far_end_by_tls_is_used_with_certificates_that_fit() {
     };
     for (scheme, folder, name, why) in [
         ("nbd", "own", "", "tls-certificates"),
-        ("nbds", "others", "", "certificate"),
-        ("nbds", "own", "&tls-hostname=elsewhere", "certificate"),
+        ("nbds", "others", "", "ca-cert.pem in tls-certificates has to be"),
+        ("nbds", "own", "&tls-hostname=elsewhere", "give that name as tls-hostname"),
         ("nbds", "missing", "", "ca-cert.pem"),
         ("nbds", "none", "", ""),
     ] {

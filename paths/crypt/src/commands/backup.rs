@@ -80,7 +80,13 @@ pub(super) fn backup(args: &BackupArgs) -> Result<Said, Error> {
 
 pub(super) fn restore(args: &RestoreArgs) -> Result<Said, Error> {
     let (image, is_detached) = (&args.volume.image, args.volume.header.is_some());
-    let backup = read(&args.file).map_err(|error| error.in_file(&args.file))?;
+    let backup = read(&args.file).map_err(|error| match error {
+        Error::NoHeader { .. } => Error::Request(format!(
+            "{}: no LUKS header is there: name a file that header-backup or cryptsetup luksHeaderBackup has made",
+            shown(&args.file)
+        )),
+        error => error.in_file(&args.file),
+    })?;
     let header = backup.header();
     let (file, data_len, _claim) = args.volume.open()?;
     header.geometry(data_len, is_detached).map_err(|error| error.in_file(image))?;

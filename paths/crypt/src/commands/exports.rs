@@ -56,6 +56,10 @@ impl Wanted {
         Self { name, open, is_read_only }
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// As an `--export` says; what it leaves open is as in `open`.
     pub(super) fn export(export: &ExportArg, open: &OpenArgs, is_read_only: bool) -> Self {
         let ExportArg { name, image, key_file, header, .. } = export;
@@ -64,11 +68,22 @@ impl Wanted {
     }
 }
 
-/// Refuses two exports of one name: a client would get the first one.
-pub(super) fn refuse_one_name(wanted: &[Wanted]) -> Result<(), Error> {
+/// Refuses two exports of one name, of which a client would get the first one, and two of one volume, which would lock
+/// each other out.
+pub(super) fn refuse_twice(wanted: &[Wanted]) -> Result<(), Error> {
     for (number, one) in wanted.iter().enumerate() {
-        if wanted[..number].iter().any(|other| other.name == one.name) {
+        let before = &wanted[..number];
+        if before.iter().any(|other| other.name == one.name) {
             let why = format!("two exports have the name {:?}: give each its own, IMAGE's with --name", one.name);
+            return Err(Error::Request(why));
+        }
+        let is_same = |other: &&Wanted| other.open.is_of_same_image(&one.open);
+        if let Some(other) = before.iter().find(is_same).filter(|other| !(other.is_read_only && one.is_read_only)) {
+            let why = format!(
+                "the exports {:?} and {:?} are the same volume: leave one out, since any number of clients may use the \
+                 other, or make both read-only",
+                other.name, one.name
+            );
             return Err(Error::Request(why));
         }
     }

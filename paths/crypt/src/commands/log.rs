@@ -46,7 +46,7 @@ pub(super) enum LogLevel {
     Warn,
     /// Also start and stop, clients that come and go
     Info,
-    /// Also what clients ask for while they negotiate
+    /// Also which export each client has chosen
     Debug,
 }
 

@@ -31,7 +31,11 @@ impl MemoryArgs {
         let pages = self.memory as usize * ((1 << 20) / PAGE_SIZE);
         let reserve = self.reserve as usize;
         if reserve > pages {
-            let why = format!("a reserve of {reserve} pages does not fit into {} MiB, which are {pages}", self.memory);
+            let why = format!(
+                "a reserve of {reserve} pages does not fit into {} MiB, which are {pages}: give more with --memory, or say \
+                 a smaller --reserve",
+                self.memory
+            );
             return Err(Error::Request(why));
         }
         let allocator = Allocator::builder().memory(pagemill::Memory::anonymous(pages + more).within_limit()).build();

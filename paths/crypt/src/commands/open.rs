@@ -1,4 +1,6 @@
 //! Opening a volume, for the subcommands that need its contents.
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -128,6 +130,12 @@ impl OpenArgs {
         self
     }
 
+    /// Whether both name the same file, device or far end.
+    pub(super) fn is_of_same_image(&self, other: &Self) -> bool {
+        let place = |open: &Self| fs::canonicalize(&open.image).unwrap_or_else(|_| open.image.clone());
+        place(self) == place(other)
+    }
+
     /// Whether a header in a file of its own is named.
     pub(super) fn has_header(&self) -> bool {
         self.header.is_some()
@@ -188,7 +196,15 @@ impl OpenArgs {
         if let Some(far) = far(&self.image, Duration::from_secs(self.reconnect.into()), may_write)? {
             return Ok((far.into(), Claim::default()));
         }
-        let (file, claim) = open_claimed(&self.image, may_write)?;
+        let (file, claim) = open_claimed(&self.image, may_write).map_err(|error| match &error {
+            Error::Io { source, .. }
+                if matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+                    && fs::File::open(&self.image).is_ok() =>
+            {
+                Error::Request(format!("{error}; it can be read: say --read-only, or get the right to write it"))
+            }
+            _ => error,
+        })?;
         Ok((file.into(), claim))
     }
 

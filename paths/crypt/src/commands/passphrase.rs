@@ -195,7 +195,7 @@ fn of_descriptor(fd: RawFd) -> Result<Locked, Error> {
 fn descriptor(fd: RawFd) -> io::Result<ManuallyDrop<File>> {
     // SAFETY: asks whether the number is a descriptor; any number may be asked about.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-        return Err(io::Error::last_os_error());
+        return Err(io::Error::other("it is not open: open it for this command, as the shell does with 3<FILE"));
     }
     // SAFETY: it is open, and `ManuallyDrop` leaves it open: the user's descriptor is not ours to close.
     Ok(ManuallyDrop::new(unsafe { File::from_raw_fd(fd) }))

@@ -87,9 +87,11 @@ fn resize(args: &ResizeArgs) -> Result<Said, Error> {
     match before {
         Some(before) if before == after.len => what.push_str(", as before"),
         Some(before) => {
-            what.push_str(&format!(
-                ", before {before}; a server or mount that runs has that until it is started again"
-            ));
+            what.push_str(&format!(", before {before}"));
+            // While it is in use it can't shrink.
+            if before < after.len {
+                what.push_str("; a server or mount that runs has that until it is started again");
+            }
         }
         None => {}
     }

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{error, info, warn};
 use zeroize::Zeroizing;
 
-use super::exports::{ExportArg, Prepared, Wanted, export, name, refuse_one_name};
+use super::exports::{ExportArg, Prepared, Wanted, export, name, refuse_twice};
 use super::listen::{Listening, Place, address, listen_all};
 use super::log::{LogLevel, Logging};
 use super::memory::MemoryArgs;
@@ -146,7 +146,7 @@ impl ServeArgs {
             self.image.as_ref().map(|image| Wanted::new(self.name.clone(), self.open.of(image), self.read_only));
         let exports = self.export.iter().map(|export| Wanted::export(export, &self.open, self.read_only));
         let wanted: Vec<_> = image.into_iter().chain(exports).collect();
-        refuse_one_name(&wanted)?;
+        refuse_twice(&wanted)?;
         Ok(wanted)
     }
 
@@ -291,7 +291,15 @@ fn serve(args: &ServeArgs, passed: Vec<Passed>) -> Result<Said, Error> {
     let memory = args.ways.memory.memory_and(cache.map_or(0, PageCount::get))?;
     let stats = args.metrics.map(|at| show(at, &memory)).transpose()?;
     let wanted = args.wanted()?;
-    let open = |wanted| Prepared::open(wanted, &memory, args.ways.memory.buffered);
+    let are_several = wanted.len() > 1;
+    let open = |wanted: Wanted| {
+        let name = wanted.name().to_owned();
+        let opened = Prepared::open(wanted, &memory, args.ways.memory.buffered);
+        if opened.is_err() && are_several {
+            error!(name: "volume not opened", export = name, "none is served, because this volume can't be opened");
+        }
+        opened
+    };
     let opened: Vec<Prepared> = wanted.into_iter().map(open).collect::<Result<_, _>>()?;
     let (mut paths, mut exports, mut claims) = (Vec::new(), Vec::new(), Vec::new());
     for Prepared { path, export, claim } in opened {

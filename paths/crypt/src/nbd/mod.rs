@@ -267,6 +267,11 @@ impl Session {
         self.export_number().and_then(|export| self.config.exports.get(export))
     }
 
+    /// Whether there is more than one.
+    pub(crate) fn has_several(&self) -> bool {
+        self.config.exports.len() > 1
+    }
+
     /// Its number among the exports.
     #[must_use]
     pub fn export_number(&self) -> Option<usize> {

@@ -407,10 +407,14 @@ impl Connection {
                 return Blocked::Turn;
             }
             let Self { session, stage, start, end, outbox, .. } = self;
+            let had_chosen = session.export_number().is_some();
             let (taken, event) = outbox.write(|out| session.feed(&stage[*start..*end], out));
             self.start += taken;
             if let Some(name) = session.take_unknown() {
                 self.tally.misses(&name);
+            }
+            if !had_chosen && let Some(export) = session.export() {
+                self.tally.chose(&export.name, session.has_several());
             }
             // What follows needs a turn for the volume that was chosen, and so do steps after the session's end.
             if let Some(volume) = self.session.export_number()

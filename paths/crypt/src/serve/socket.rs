@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, sockopt};
 
-use super::tls::{TlsClient, TlsServer, TlsSession};
+use super::tls::{self, TlsClient, TlsServer, TlsSession};
 
 /// TCP keep-alive: the idle time before the first probe, the time between probes, and their number. A client whose
 /// machine or network is gone is disconnected after two minutes. For a client that is only paused, its system answers.
@@ -105,7 +105,7 @@ impl Socket {
     /// Why the other side is gone.
     pub(super) fn ended(&self) -> io::Error {
         match self.tls.as_ref().and_then(|tls| tls.why()) {
-            Some(why) => io::Error::other(format!("TLS: {why}")),
+            Some(why) => io::Error::other(format!("TLS: {why}{}", tls::advice(why))),
             None => io::ErrorKind::ConnectionAborted.into(),
         }
     }

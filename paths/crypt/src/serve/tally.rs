@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::socket::Peer;
 use crate::nbd::{Command, Fault, Request};
@@ -115,6 +115,8 @@ pub(super) struct Counts {
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     of: Option<Of>,
+    /// The export that it has chosen, where there are several.
+    export: Option<String>,
     end: Option<End>,
     /// When the read began that is answered in parts.
     slow_since: Option<Instant>,
@@ -138,6 +140,14 @@ impl Tally {
         counts.connected.fetch_add(1, Relaxed);
         info!(name: "client connected", client, %peer, "client connected");
         self.of = Some(Of { counts: Arc::clone(counts), peer, client, since: now });
+    }
+
+    /// It has chosen this export, perhaps of several.
+    pub(super) fn chose(&mut self, export: &str, of_several: bool) {
+        if let Some(Of { client, peer, .. }) = &self.of {
+            debug!(name: "export chosen", client, %peer, export, "a client has chosen its export");
+        }
+        self.export = of_several.then(|| export.to_owned());
     }
 
     /// It asked for an export that is not there.
@@ -198,17 +208,17 @@ impl Drop for Tally {
         let why = self.end.take().unwrap_or(End::Stopped);
         counts.ended[why.number()].fetch_add(1, Relaxed);
         let Self { requests, errors, read, written, .. } = *self;
-        let seconds = since.elapsed().as_secs();
+        let (seconds, export) = (since.elapsed().as_secs(), self.export.as_deref());
         // Kinds of their own, so that a flood of one does not hide the others.
         match why {
             End::Goodbye | End::Stopped => {
-                info!(name: "client gone", client, %peer, why = %why, seconds, requests, errors, read, written, "client gone");
+                info!(name: "client gone", client, %peer, export, why = %why, seconds, requests, errors, read, written, "client gone");
             }
             End::Closed => {
-                info!(name: "client closed", client, %peer, why = %why, seconds, requests, errors, read, written, "client gone");
+                info!(name: "client closed", client, %peer, export, why = %why, seconds, requests, errors, read, written, "client gone");
             }
             _ => {
-                warn!(name: "client cut off", client, %peer, why = %why, seconds, requests, errors, read, written, "client cut off");
+                warn!(name: "client cut off", client, %peer, export, why = %why, seconds, requests, errors, read, written, "client cut off");
             }
         }
     }

@@ -273,6 +273,24 @@ impl TlsSession {
     }
 }
 
+/// What may help a client against what broke its session: words to be put behind the reason.
+pub(super) fn advice(why: &rustls::Error) -> &'static str {
+    use rustls::{AlertDescription as Alert, CertificateError as Unfit};
+    match why {
+        rustls::Error::AlertReceived(Alert::CertificateRequired | Alert::BadCertificate | Alert::UnknownCA) => {
+            ": have client-cert.pem and client-key.pem, signed by an authority that the server trusts, in tls-certificates"
+        }
+        rustls::Error::InvalidCertificate(Unfit::NotValidForName | Unfit::NotValidForNameContext { .. }) => {
+            ": name the server as its certificate does, or give that name as tls-hostname"
+        }
+        // The latter if two authorities have one name.
+        rustls::Error::InvalidCertificate(Unfit::UnknownIssuer | Unfit::BadSignature) => {
+            ": ca-cert.pem in tls-certificates has to be the authority that signed it"
+        }
+        _ => "",
+    }
+}
+
 /// The socket, for `rustls`.
 struct Stream<'a>(&'a Raw);
 
