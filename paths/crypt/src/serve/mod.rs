@@ -53,6 +53,8 @@ pub use buffer::Buffer;
 pub use calls::VolumeFile;
 pub use connection::TimeLimits;
 pub use disk::{Disk, Way};
+#[cfg(fuzzing)]
+pub(crate) use far::check_far_end;
 pub(crate) use far::is_uri;
 pub use far::{Far, FarOptions};
 pub use memory::{Memory, MemoryStats, Patience};
