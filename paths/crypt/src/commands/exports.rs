@@ -9,7 +9,7 @@ use super::hold::Claim;
 use super::open::{OpenArgs, Opened};
 use crate::Error;
 use crate::nbd::Export;
-use crate::serve::{DataPath, Disk, Memory};
+use crate::serve::{DataPath, Disk, Memory, is_same_far};
 
 /// An `--export`: `NAME=IMAGE[,key-file=FILE][,header=FILE][,read-only]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +69,25 @@ pub(super) fn refuse_one_name(wanted: &[Wanted]) -> Result<(), Error> {
     for (number, one) in wanted.iter().enumerate() {
         if wanted[..number].iter().any(|other| other.name == one.name) {
             let why = format!("two exports have the name {:?}: give each its own, IMAGE's with --name", one.name);
+            return Err(Error::Request(why));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses two exports of one far end, unless both only read, as the claim does for files. A far end has no claim.
+pub(super) fn refuse_one_far(wanted: &[Wanted]) -> Result<(), Error> {
+    for (number, one) in wanted.iter().enumerate() {
+        let Some(far) = one.open.far() else { continue };
+        let is_other = |other: &&Wanted| {
+            !(one.is_read_only && other.is_read_only) && other.open.far().is_some_and(|other| is_same_far(far, other))
+        };
+        if let Some(other) = wanted[..number].iter().find(is_other) {
+            let why = format!(
+                "the exports {:?} and {:?} are one volume, {far}, which one of them writes: leave one out, or make both \
+                 read-only",
+                other.name, one.name
+            );
             return Err(Error::Request(why));
         }
     }

@@ -129,6 +129,11 @@ impl OpenArgs {
         self
     }
 
+    /// The far end that has the data, if it is one.
+    pub(super) fn far(&self) -> Option<&str> {
+        self.image.to_str().filter(|image| is_uri(image))
+    }
+
     /// Whether a header in a file of its own is named.
     pub(super) fn has_header(&self) -> bool {
         self.header.is_some()
@@ -186,7 +191,7 @@ impl OpenArgs {
 
     /// Opens the data. A far end is not claimed: whether others use it is for its server to say.
     fn data(&self, may_write: bool) -> Result<(Behind, Claim), Error> {
-        if let Some(uri) = self.image.to_str().filter(|image| is_uri(image)) {
+        if let Some(uri) = self.far() {
             // A server whose standard error is closed goes on.
             let say = |line: &str| drop(writeln!(io::stderr(), "pagemill crypt: {line}"));
             let options = FarOptions { reconnect: Duration::from_secs(self.reconnect.into()), may_write, say };

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use tracing::{error, info, warn};
 use zeroize::Zeroizing;
 
-use super::exports::{ExportArg, Prepared, Wanted, export, name, refuse_one_name};
+use super::exports::{ExportArg, Prepared, Wanted, export, name, refuse_one_far, refuse_one_name};
 use super::listen::{Listening, Place, address, listen_all};
 use super::log::{LogLevel, Logging};
 use super::memory::MemoryArgs;
@@ -147,6 +147,7 @@ impl ServeArgs {
         let exports = self.export.iter().map(|export| Wanted::export(export, &self.open, self.read_only));
         let wanted: Vec<_> = image.into_iter().chain(exports).collect();
         refuse_one_name(&wanted)?;
+        refuse_one_far(&wanted)?;
         Ok(wanted)
     }
 

@@ -55,8 +55,8 @@ pub use connection::TimeLimits;
 pub use disk::{Disk, Way};
 #[cfg(fuzzing)]
 pub(crate) use far::check_far_end;
-pub(crate) use far::is_uri;
 pub use far::{Far, FarOptions};
+pub(crate) use far::{is_same_far, is_uri};
 pub use memory::{Memory, MemoryStats, Patience};
 pub use path::DataPath;
 pub use server::{Listener, Options, Server};

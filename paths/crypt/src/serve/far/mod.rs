@@ -37,7 +37,7 @@ use link::Link;
 #[cfg(fuzzing)]
 pub(crate) use link::played::check_far_end;
 use uri::FarUri;
-pub(crate) use uri::is_uri;
+pub(crate) use uri::{is_same_far, is_uri};
 
 /// Connections, if the far end says that they are one disk.
 const LINKS: usize = 4;
