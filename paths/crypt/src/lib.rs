@@ -20,6 +20,8 @@ mod bytes;
 pub mod cipher;
 pub mod commands;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod hash;
 pub mod kdf;
 pub mod luks;

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread;
 
+use crate::commands::crypt;
 use crate::common::far_end::FarEnd;
 use crate::common::served::*;
 use crate::common::*;
@@ -176,4 +177,20 @@ fn requests_that_come_with_the_choice_are_for_the_chosen_volume() {
         }
         served.stop();
     });
+}
+
+/// As for files: nobody else may use what one of them writes.
+#[test]
+fn one_far_end_is_not_served_twice_unless_it_is_only_read() {
+    // It starts the log, which is the process's.
+    own_process!();
+    let bench = Bench::with(&[]).unwrap();
+    let refused = |more: &str| crypt(&bench, &format!("serve --unix @socket {more}")).err().unwrap().to_string();
+    let twice = refused("--export a=nbd://127.0.0.1:1/x,read-only --export b=nbd://127.0.0.1:1/x");
+    assert!(twice.contains(r#"the exports "a" and "b" are the same volume"#), "{twice}");
+    let twice = refused("nbd+unix:///?socket=/no/such --name a --export b=nbds+unix:///?socket=/no/such");
+    assert!(twice.contains("are the same volume"), "{twice}");
+    // Nobody answers there.
+    let readers = refused("--read-only --export a=nbd://127.0.0.1:1/x --export b=nbd://127.0.0.1:1/x");
+    assert!(readers.contains("Connection refused"), "{readers}");
 }

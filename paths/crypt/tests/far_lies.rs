@@ -110,6 +110,17 @@ fn a_far_end_that_is_less_than_before_is_not_used() {
     served.stop();
 }
 
+/// A balancer that leads each connection to another disk: only the first connection is used.
+#[test]
+fn connections_to_less_than_the_first_are_not_used() {
+    let bench = Bench::with(&[]).unwrap();
+    let end = FarEnd::start(&bench.path("far"), LEN);
+    end.with(|state| state.size_of_others = Some(LEN - 512));
+    let served = Served::start(&bench, end.connect(PATIENCE), plain_volume(LEN, 512), Setup::new()).unwrap();
+    assert!(served.server.ways()[0].contains("1 connections"), "{:?}", served.server.ways());
+    served.stop();
+}
+
 /// One that never answers, on connections that have as many requests as they may, ends them all when it loses one.
 #[test]
 fn connections_full_of_unanswered_requests_end_when_one_is_lost() {

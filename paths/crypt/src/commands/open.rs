@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::hold::{Claim, HeaderFile, far, open_claimed, refuse_one_file, unlocked};
+use super::hold::{Claim, HeaderFile, far, open_claimed, refuse_one_file, unlocked, uri};
 use super::passphrase::SecretArgs;
 use super::{LimitArgs, faults, hash, shown};
 use crate::cipher::SectorSize;
 use crate::plain::Plain;
-use crate::serve::Behind;
+use crate::serve::{Behind, is_same_far};
 use crate::volume::Volume;
 use crate::{Error, Hash, Luks, Store};
 
@@ -130,8 +130,11 @@ impl OpenArgs {
         self
     }
 
-    /// Whether both name the same file, device or far end.
+    /// Whether both name the same file, device or far end, as far as names tell.
     pub(super) fn is_of_same_image(&self, other: &Self) -> bool {
+        if let (Some(one), Some(other)) = (uri(&self.image), uri(&other.image)) {
+            return is_same_far(one, other);
+        }
         let place = |open: &Self| fs::canonicalize(&open.image).unwrap_or_else(|_| open.image.clone());
         place(self) == place(other)
     }

@@ -315,10 +315,33 @@ mod tests {
             assert!(buffer.slices().flatten().enumerate().all(|(at, &byte)| byte == expected(at)));
             buffer.wipe(4000);
             assert_eq!(buffer.clean(), 5000);
+            // The next request's bytes are a client's again.
+            buffer.set_len(9000);
+            buffer.copy_in(0, &[7; 9000]);
+            buffer.wipe(9000);
+            assert!(buffer.slices().flatten().all(|&byte| byte == 0));
+            buffer.set_len(9000);
+            buffer.copy_in(0, &[7; 4096]);
+            buffer.note_encrypted(4096);
             for (at, page) in buffer.into_pages().iter().flatten().enumerate() {
                 assert!(page.iter().all(|&byte| byte == if at == 0 { 7 } else { 0 }), "page {at}");
             }
         }
+    }
+
+    #[test]
+    fn a_buffer_that_is_dropped_leaves_no_plain_bytes_in_its_pages() {
+        let allocator = Allocator::builder().pages(64).build().unwrap();
+        let all = || -> Vec<Page> { std::iter::from_fn(|| allocator.alloc_page(pagemill::Gfp::NOWAIT).ok()).collect() };
+        let count = all().len();
+        assert!(count > 3);
+        let pages = all().into_iter().map(Some).collect();
+        let mut buffer = Buffer::of_pages(pages, count * PAGE_SIZE, Origin::Free);
+        buffer.copy_in(0, &vec![7; count * PAGE_SIZE]);
+        drop(buffer);
+        let pages = all();
+        assert_eq!(pages.len(), count);
+        assert!(pages.iter().all(|page| page.iter().all(|&byte| byte == 0)));
     }
 
     #[test]

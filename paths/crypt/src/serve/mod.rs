@@ -53,8 +53,10 @@ pub use buffer::Buffer;
 pub use calls::VolumeFile;
 pub use connection::TimeLimits;
 pub use disk::{Disk, Way};
-pub(crate) use far::is_uri;
+#[cfg(fuzzing)]
+pub(crate) use far::check_far_end;
 pub use far::{Far, FarOptions};
+pub(crate) use far::{is_same_far, is_uri};
 pub use memory::{Memory, MemoryStats, Patience};
 pub use path::DataPath;
 pub use server::{Listener, Options, Server};

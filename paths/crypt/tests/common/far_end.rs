@@ -64,6 +64,8 @@ pub(crate) struct State {
     pub(crate) flags: u16,
     /// Its size, where it is not that of its bytes.
     pub(crate) size: Option<u64>,
+    /// The same, for all connections but the first.
+    pub(crate) size_of_others: Option<u64>,
     pub(crate) blocks: Option<[u32; 3]>,
     pub(crate) asked: Vec<Asked>,
     /// Errors of the protocol in place of doing what is asked.
@@ -94,6 +96,7 @@ impl FarEnd {
             unflushed: Vec::new(),
             flags: HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM | MULTI_CONN,
             size: None,
+            size_of_others: None,
             blocks: None,
             asked: Vec::new(),
             flush_fails: None,
@@ -204,8 +207,7 @@ impl FarEnd {
                 stream.write_all(&say(0x8000_0001, &[]))?;
                 continue;
             }
-            let (size, flags, blocks) =
-                self.with(|state| (state.size.unwrap_or(state.bytes.len() as u64), state.flags, state.blocks));
+            let (size, flags, blocks) = self.with(|state| (state.says_size(), state.flags, state.blocks));
             match self.takes_lie(&[Lie::LongOption, Lie::OtherOption, Lie::EndlessOption, Lie::Blocks, Lie::NoSize]) {
                 Some(Lie::LongOption) => stream.write_all(&said(7, 3, u32::MAX, &[0; 100]))?,
                 Some(Lie::OtherOption) => stream.write_all(&said(6, 1, 0, &[]))?,
@@ -276,6 +278,11 @@ impl FarEnd {
 }
 
 impl State {
+    fn says_size(&self) -> u64 {
+        let other = self.size_of_others.filter(|_| self.connections > 1);
+        other.or(self.size).unwrap_or(self.bytes.len() as u64)
+    }
+
     fn act(&mut self, asked: Asked, payload: &[u8]) -> (u32, Vec<u8>) {
         let place = asked.at as usize..asked.at as usize + asked.len as usize;
         match asked.command {

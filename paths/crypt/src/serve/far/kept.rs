@@ -215,6 +215,20 @@ mod tests {
     }
 
     #[test]
+    fn what_was_under_way_on_lost_connections_may_begin_anew() {
+        let mut kept = Kept::new(4096);
+        let number = write(&mut kept, 0, &[1; 4096]);
+        kept.begin(8192..9000, None);
+        kept.begin_flush();
+        assert!(!kept.may_begin(&(0..512), 512) && !kept.may_begin(&(8192..8193), 0) && !kept.may_flush());
+        assert!(is_kept(&mut kept).is_empty(), "nothing was answered");
+        assert!(kept.may_begin(&(0..4096), 4096) && kept.may_begin(&(8192..8193), 0) && kept.may_flush());
+        // A late answer to the old one, if there were any, is nobody's.
+        kept.answered(number, true, false);
+        assert_eq!(kept.count(), 0);
+    }
+
+    #[test]
     fn a_failed_flush_or_rewrite_is_remembered_and_nothing_is_kept_after_it() {
         for again in [false, true] {
             let mut kept = Kept::new(4096);

@@ -3,6 +3,9 @@
 //! Everything that comes from the far end is checked: a reply to a request that is not under way, or one that does not
 //! begin as a reply, ends the connection (L1). A read's bytes go into that read's buffer, as many as were asked for, and
 //! nowhere else (L2). What is not answered when the connection ends goes back to the queue, whole (L3).
+#[cfg(any(test, fuzzing))]
+pub(super) mod played;
+
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;

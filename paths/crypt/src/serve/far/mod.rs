@@ -34,8 +34,10 @@ use crate::nbd::client::Agreed;
 use crate::{Error, Store};
 use kept::{Bytes, Kept};
 use link::Link;
+#[cfg(fuzzing)]
+pub(crate) use link::played::check_far_end;
 use uri::FarUri;
-pub(crate) use uri::is_uri;
+pub(crate) use uri::{is_same_far, is_uri};
 
 /// Connections, if the far end says that they are one disk.
 const LINKS: usize = 4;
@@ -468,8 +470,14 @@ impl Shared {
         connect_set(&self.uri, first, &self.agreed)
     }
 
-    /// Has the kept writes written again, and then the queue.
+    /// Has the kept writes written again, and then the queue, by threads.
     fn begin(self: &Arc<Self>, set: Vec<Link>) -> Vec<JoinHandle<()>> {
+        self.enter(&set);
+        set.into_iter().filter_map(|link| self.spawn(link)).collect()
+    }
+
+    /// A set of links begins.
+    fn enter(&self, set: &[Link]) {
         let mut state = self.state();
         let again = state.kept.start_over();
         let count = again.len();
@@ -487,7 +495,6 @@ impl Shared {
         if was_lost {
             self.say(&News::Back(count));
         }
-        set.into_iter().filter_map(|link| self.spawn(link)).collect()
     }
 
     fn spawn(self: &Arc<Self>, link: Link) -> Option<JoinHandle<()>> {
@@ -732,5 +739,58 @@ mod tests {
         shared.submit(Job::new(Work::Read, 0, Buffer::none(), Some(home)));
         assert!(result.try_recv().is_err(), "it failed at once");
         assert_eq!(shared.state().queue.len(), 1);
+    }
+
+    /// A far end that did something since it was back is waited for anew when it is lost again.
+    #[test]
+    fn a_loss_that_was_survived_does_not_count_for_the_next_one() {
+        let shared = shared();
+        let submit = |at| {
+            let (done, result) = sync_channel(1);
+            let home = Box::new(move |_, result| done.send(result).unwrap());
+            shared.submit(Job::new(Work::Read, at, Buffer::none(), Some(home)));
+            result
+        };
+        let first = submit(0);
+        shared.state().away_since = Instant::now().checked_sub(Duration::from_secs(3600));
+        assert!(shared.begin(Vec::new()).is_empty());
+        let job = shared.state().take().unwrap();
+        shared.done(job, Ok(()));
+        first.recv().unwrap().unwrap();
+        shared.state().live = 1;
+        shared.ended(Vec::new(), Some(io::ErrorKind::ConnectionAborted.into()));
+        assert!(submit(512).try_recv().is_err(), "it failed at once");
+    }
+
+    /// Writes wait for room, which only this flush makes.
+    #[test]
+    fn a_flush_for_room_waits_longer_than_clients() {
+        let shared = shared();
+        let mut state = shared.state();
+        let mut flush = Job::new(Work::Flush, 0, Buffer::none(), None);
+        flush.since = Instant::now().checked_sub(Duration::from_secs(3600));
+        let mut read = Job::new(Work::Read, 0, Buffer::none(), Some(Box::new(|_, _| ())));
+        read.since = flush.since;
+        state.queue = [read, flush].into();
+        assert_eq!((state.expired(Duration::from_secs(60)).len(), state.queue.len()), (1, 1));
+        assert!(state.queue[0].work.is_flush());
+    }
+
+    /// The far end is back without what it had answered, and refuses it: the flush that waited meanwhile may not succeed.
+    #[test]
+    fn a_flush_that_waited_for_a_rewrite_that_failed_fails() {
+        let shared = shared();
+        let number = shared.state().kept.begin(0..512, Some(Arc::new(vec![1; 512])));
+        shared.state().kept.answered(number, true, false);
+        let (done, result) = sync_channel(1);
+        let home = Box::new(move |_, result| done.send(result).unwrap());
+        shared.submit(Job::new(Work::Flush, 0, Buffer::none(), Some(home)));
+        assert!(shared.begin(Vec::new()).is_empty());
+        let again = shared.state().take_again().unwrap();
+        shared.done(again, Err(io::ErrorKind::StorageFull.into()));
+        let flush = shared.state().take().unwrap();
+        shared.done(flush, Ok(()));
+        let failed = result.recv().unwrap().unwrap_err();
+        assert!(failed.to_string().contains("has lost"), "{failed}");
     }
 }

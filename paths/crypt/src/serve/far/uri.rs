@@ -49,6 +49,19 @@ pub(crate) fn is_uri(text: &str) -> bool {
     SCHEMES.iter().any(|(scheme, ..)| text.starts_with(scheme))
 }
 
+/// Whether both name one export of one server, as far as their texts tell.
+pub(crate) fn is_same_far(one: &str, other: &str) -> bool {
+    let place = |text: &str| {
+        let (Parts { host, export, .. }, ..) = Parts::new(text).ok()?;
+        let host = match host {
+            Host::Tcp(name, port) => Host::Tcp(name.to_ascii_lowercase(), port),
+            Host::Unix(path) => Host::Unix(path.canonicalize().unwrap_or(path)),
+        };
+        Some((host, export))
+    };
+    place(one).is_some_and(|one| Some(one) == place(other))
+}
+
 impl FarUri {
     /// Reads it, and the certificates that it names.
     pub(super) fn new(text: &str) -> Result<Self, Error> {
@@ -282,6 +295,22 @@ mod tests {
         }
         let (_, certificates, name) = Parts::new("nbds://h/?tls-certificates=/c&tls-hostname=n").unwrap();
         assert_eq!((certificates, name), (Some(PathBuf::from("/c")), Some("n".to_owned())));
+    }
+
+    #[test]
+    fn one_far_end_has_several_spellings() {
+        for (one, other, is_same) in [
+            ("nbd://host", "nbds://HOST:10809/", true),
+            ("nbd://[::1]/a%20b", "nbd://[::1]:10809/a b", true),
+            ("nbd+unix:///?socket=/dev/../dev/null", "nbd+unix:///?socket=/dev/null", true),
+            ("nbd+unix:///a?socket=/no/such", "nbd+unix:///a?socket=/no/such", true),
+            ("nbd://host/a", "nbd://host/b", false),
+            ("nbd://host/a", "nbd://host:1/a", false),
+            ("nbd+unix:///?socket=/dev/null", "nbd+unix:///?socket=/dev/zero", false),
+            ("disk.img", "disk.img", false),
+        ] {
+            assert_eq!(is_same_far(one, other), is_same, "{one} {other}");
+        }
     }
 
     #[test]
