@@ -170,7 +170,7 @@ fn after_io(kind: io::ErrorKind) -> Option<&'static str> {
         io::ErrorKind::StorageFull => Some("make room, or choose another place"),
         io::ErrorKind::ConnectionRefused => Some("start the server there, or check the address and the port"),
         io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-            Some("check the address, and whether a firewall or a server that hangs is in between")
+            Some("check the address, and whether a firewall, a server that hangs or its only client is in the way")
         }
         _ => None,
     }
