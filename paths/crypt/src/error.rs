@@ -179,7 +179,7 @@ fn after_io(error: &io::Error) -> Option<&'static str> {
             Some("start the server there, or check the address and the port")
         }
         io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-            Some("check the address, and whether a firewall or a server that hangs is in between")
+            Some("check the address, and whether a firewall, a server that hangs or its only client is in the way")
         }
         _ => None,
     }

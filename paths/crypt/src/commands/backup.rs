@@ -39,7 +39,7 @@ pub(super) struct BackupArgs {
 ///
 /// Of header-backup or of cryptsetup luksHeaderBackup. Then only passphrases of
 /// that time open the volume. Asks first. Refused while the volume is served or
-/// mounted.
+/// mounted; at an NBD URI, that is not seen.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(super) struct RestoreArgs {

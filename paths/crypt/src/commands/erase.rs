@@ -9,7 +9,7 @@ use crate::{Error, Luks};
 ///
 /// Asks first, and needs no passphrase. Without a backup of the header and a
 /// passphrase of that time, the data is lost; destroy such backups too. Refused
-/// while the volume is served or mounted.
+/// while the volume is served or mounted; at an NBD URI, that is not seen.
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(super) struct EraseArgs {
