@@ -45,7 +45,8 @@ impl Backup {
     /// Of `header`, which was read from `store`.
     ///
     /// # Errors
-    /// [`Error::CutOff`] if the file ends before the keyslots do, [`Error::Io`]; [`Error::Header`],
+    /// [`Error::CutOff`] if the file ends before the keyslots do, [`Error::Io`]; [`Error::Request`] if `store` has
+    /// another header meanwhile; [`Error::Header`],
     /// [`Error::Overwritten`] and [`Error::TwoVolumes`] for a header that is not worth a backup.
     pub fn take(header: Luks, store: &dyn Store) -> Result<Self, Error> {
         header.check_not_written_over()?;
@@ -58,6 +59,10 @@ impl Backup {
         }
         let mut bytes = vec![0; len as usize];
         store.read_at(&mut bytes, 0).map_err(|error| Error::io("reading the header", error))?;
+        // Nothing locks an export of another server. A keyslot that is replaced is wiped after the header names its heir.
+        if !Luks::read(store)?.is_same(&header) {
+            return Err(Error::Request("another program has changed the header meanwhile: try again".to_owned()));
+        }
         if let Luks::V1(header) = &header {
             // As by `cryptsetup`: what lay there before the volume was made is left out.
             bytes[luks1::HEADER..header.first_area()].fill(0);

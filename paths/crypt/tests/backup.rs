@@ -1,6 +1,7 @@
 //! Backups of headers: taken and restored by this crate and by `cryptsetup`, in both directions; hostile ones.
-use std::fs;
+use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
+use std::{fs, io};
 
 use crate::commands::{CHEAP, crypt, opening};
 use crate::common::*;
@@ -9,7 +10,7 @@ use crate::headers::{Disk, image, luks1_image, opened, opens, with_metadata};
 use crate::keys_served::is_awaited;
 use pagemill_crypt::backup::Backup;
 use pagemill_crypt::kdf::KdfKind;
-use pagemill_crypt::{Error, Luks};
+use pagemill_crypt::{Error, Luks, Store};
 
 /// Whether the passphrase in `pw` opens the volume, in the judgement of both programs.
 fn both_open(bench: &Bench, volume: &str, header: &str, pw: &str) -> bool {
@@ -312,6 +313,39 @@ fn keyslots_without_room_beside_the_present_ones_are_not_restored() {
     crypt(&bench, "remove-key @a --key-file @other").unwrap();
     crypt(&bench, "header-restore @a @saved --force").unwrap();
     assert!(both_open(&bench, "@a", "a", "pw") && !both_open(&bench, "@a", "a", "wrong"));
+}
+
+/// As at an export of another server, which nothing locks: a passphrase is replaced while the keyslots are read.
+#[test]
+fn a_header_that_changes_meanwhile_is_not_backed_up() {
+    struct Changing(Disk, Cell<bool>);
+    impl Store for Changing {
+        fn size(&self) -> io::Result<u64> {
+            self.0.size()
+        }
+        fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<()> {
+            let header = 4096.min(buf.len());
+            self.0.read_at(&mut buf[..header], at)?;
+            if buf.len() > 100_000 && !self.1.replace(true) {
+                let (mut luks, key) = opened(&self.0);
+                luks.change_key(&self.0, &key, OTHER, &cheap(KdfKind::Pbkdf2), 0).unwrap();
+            }
+            self.0.read_at(&mut buf[header..], at + header as u64)
+        }
+        fn write_at(&self, _: &[u8], _: u64) -> io::Result<()> {
+            unreachable!()
+        }
+        fn sync(&self) -> io::Result<()> {
+            unreachable!()
+        }
+    }
+    for bytes in [image(), luks1_image()] {
+        let store = Changing(Disk::of(bytes), Cell::new(false));
+        let refused = Backup::take(Luks::read(&store).unwrap(), &store).unwrap_err();
+        assert!(matches!(&refused, Error::Request(why) if why.contains("try again")), "{refused}");
+        let backup = Backup::take(Luks::read(&store).unwrap(), &store).unwrap();
+        assert!(opens(&Disk::of(backup.bytes().to_vec()), OTHER));
+    }
 }
 
 /// Writes are lost, torn or done at every moment of a restoration.

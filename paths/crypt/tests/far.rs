@@ -80,6 +80,9 @@ fn any_bytes_are_written_to_a_far_end_with_large_blocks() {
         assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull, "{len} bytes at {at}");
     }
     assert!(end.with(|state| state.durable() == bytes));
+    // A part of a block at its end can't be reached.
+    end.with(|state| state.size = Some(LEN + 4095));
+    assert_eq!(end.connect(PATIENCE).size().unwrap(), LEN);
 }
 
 /// As a mount uses it: by blocking calls.

@@ -16,6 +16,7 @@ mod devices;
 mod erase;
 mod exports;
 mod far;
+mod far_headers;
 mod far_lies;
 mod fio;
 mod headers;

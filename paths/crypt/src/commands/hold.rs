@@ -26,7 +26,7 @@ use rustix::fs::{major, minor};
 use tracing::warn;
 
 use super::{folder, shown};
-use crate::serve::{Behind, Far, FarOptions, is_uri};
+use crate::serve::{Behind, Far, FarOptions, is_same_far, is_uri};
 use crate::{Error, Luks, Store};
 
 /// Where `cryptsetup` locks devices' metadata.
@@ -275,17 +275,10 @@ impl Drop for ReencryptionLock {
 
 /// Refuses a detached header in the same file as the data: each would overwrite the other.
 pub(super) fn refuse_one_file(data: &Path, header: &Path) -> Result<(), Error> {
-    let is_one = match (data.metadata(), header.metadata()) {
-        (Ok(data), Ok(header)) if data.file_type().is_block_device() => {
-            header.file_type().is_block_device() && data.rdev() == header.rdev()
-        }
-        (Ok(data), Ok(header)) => (data.dev(), data.ino()) == (header.dev(), header.ino()),
-        // Neither exists yet, or both are other servers' exports.
-        (Err(_), Err(_)) if uri(data).is_none() => {
-            let place = |path| Some((fs::canonicalize(folder(path)).ok()?, path.file_name()?.to_owned()));
-            place(data).is_some_and(|data| Some(data) == place(header))
-        }
-        _ => data == header,
+    let is_one = match (uri(data), uri(header)) {
+        (Some(data), Some(header)) => is_same_far(data, header),
+        (None, None) => is_one_file(data, header),
+        _ => false,
     };
     if !is_one {
         return Ok(());
@@ -295,6 +288,21 @@ pub(super) fn refuse_one_file(data: &Path, header: &Path) -> Result<(), Error> {
         "the data ({data}) and its header ({header}) are the same file: name another one with --header, or leave --header out"
     );
     Err(Error::Request(why))
+}
+
+fn is_one_file(data: &Path, header: &Path) -> bool {
+    match (data.metadata(), header.metadata()) {
+        (Ok(data), Ok(header)) if data.file_type().is_block_device() => {
+            header.file_type().is_block_device() && data.rdev() == header.rdev()
+        }
+        (Ok(data), Ok(header)) => (data.dev(), data.ino()) == (header.dev(), header.ino()),
+        // Neither exists yet.
+        (Err(_), Err(_)) => {
+            let place = |path| Some((fs::canonicalize(folder(path)).ok()?, path.file_name()?.to_owned()));
+            place(data).is_some_and(|data| Some(data) == place(header))
+        }
+        _ => false,
+    }
 }
 
 /// Whether `path` is a name of `file`.

@@ -134,11 +134,13 @@ fn agreed(size: u64, given: u16, blocks: Option<[u32; 3]>) -> io::Result<Agreed>
     if !is_sound || max < min || (max != u32::MAX && !max.is_multiple_of(min)) {
         return Err(lie(&format!("blocks of {min}, {preferred} and {max} bytes")));
     }
-    if size == 0 || size > i64::MAX as u64 {
+    // A part of a block at the end can't be reached.
+    let whole = size - size % u64::from(min);
+    if whole == 0 || size > i64::MAX as u64 {
         return Err(lie(&format!("an export of {size} bytes")));
     }
     Ok(Agreed {
-        size,
+        size: whole,
         is_read_only: has(flags::READ_ONLY),
         can_flush: has(flags::SEND_FLUSH),
         can_fua: has(flags::SEND_FUA),

@@ -640,10 +640,6 @@ impl Far {
         let start = at / block * block;
         let end = at.checked_add(len as u64).filter(|&end| end <= self.shared.agreed.size);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?.next_multiple_of(block);
-        // A last part of less than a block can't be read.
-        if end > self.shared.agreed.size {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
         let buffer = Buffer::of_heap((end - start) as usize, Origin::Free).ok_or(io::ErrorKind::OutOfMemory)?;
         let (buffer, result) = self.wait_for(Work::Read, start, buffer);
         result?;
