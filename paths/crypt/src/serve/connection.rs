@@ -260,14 +260,12 @@ impl Connection {
         self.turn_left = TURN;
         loop {
             self.blocked = self.work(context);
-            let has_sent = self.send(context);
-            if self.is_dead() {
-                break;
-            }
-            if self.blocked == Blocked::Output && has_sent && self.turn_left > 0 {
+            // Before it answers: one call then sends the answers to all that has come.
+            if self.turn_left > 0 && self.wants_input() && self.receive(context) {
                 continue;
             }
-            if self.turn_left == 0 || !self.wants_input() || !self.receive(context) {
+            let has_sent = self.send(context);
+            if self.is_dead() || self.blocked != Blocked::Output || !has_sent || self.turn_left == 0 {
                 break;
             }
         }
