@@ -28,9 +28,9 @@ fn folder() -> Folder {
 }
 
 /// A server, which ends with the test, and the lines that it has logged so far.
-struct Service {
+pub(crate) struct Service {
     child: Child,
-    lines: Arc<Mutex<Vec<String>>>,
+    pub(crate) lines: Arc<Mutex<Vec<String>>>,
 }
 
 impl Drop for Service {
@@ -47,7 +47,7 @@ impl Service {
     }
 
     /// Runs what becomes the server.
-    fn run(folder: &Folder, command: &mut Command) -> Self {
+    pub(crate) fn run(folder: &Folder, command: &mut Command) -> Self {
         command.current_dir(folder.path("")).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let lines: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -62,7 +62,7 @@ impl Service {
 
     /// The first line that has all of `parts`, once it is there.
     #[track_caller]
-    fn says(&self, parts: &[&str]) -> String {
+    pub(crate) fn says(&self, parts: &[&str]) -> String {
         let start = Instant::now();
         loop {
             let is_over = Arc::strong_count(&self.lines) == 1;
@@ -76,12 +76,12 @@ impl Service {
         }
     }
 
-    fn signal(&self, by: Signal) {
+    pub(crate) fn signal(&self, by: Signal) {
         signal(&self.child, by);
     }
 
     /// Its exit code, once it has ended.
-    fn ends(&mut self) -> Option<i32> {
+    pub(crate) fn ends(&mut self) -> Option<i32> {
         let status = self.child.wait().unwrap();
         until("the end of the log", || Arc::strong_count(&self.lines) == 1);
         status.code()
@@ -322,7 +322,7 @@ fn sighup_without_tls_is_like_sigterm_unless_it_was_ignored() {
 }
 
 /// Writes a new certificate and its key, and the folder of clients that trust it.
-fn certificate(folder: &Folder, trust: &str) {
+pub(crate) fn certificate(folder: &Folder, trust: &str) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
     fs::create_dir(folder.path(trust)).unwrap();
     folder.file(&format!("{trust}/ca-cert.pem"), made.cert.pem().as_bytes());
