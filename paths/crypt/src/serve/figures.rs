@@ -14,7 +14,7 @@ pub(super) struct Figures {
     workers: Mutex<Vec<Arc<Counts>>>,
     /// Clients beyond `max_connections`.
     pub(super) refused: AtomicU64,
-    /// Clients that came, refused ones included; each has its number by it.
+    /// Clients that were accepted; each has its number by it.
     pub(super) came: AtomicU64,
 }
 

@@ -319,7 +319,7 @@ impl Worker {
             let Some(client) = &self.clients[number] else { continue };
             if client.connection.is_dead() && client.connection.steps() == 0 {
                 self.line.retain(|&other| other != number);
-                // First: who reads in the log that it is gone may come in its place.
+                // First, so that a client that comes once the log says that this one is gone finds its place free.
                 load.fetch_sub(1, Relaxed);
                 self.clients[number] = None;
             }
